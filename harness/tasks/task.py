@@ -1,0 +1,38 @@
+"""What a task is: problems with known answers, in splits of pinned content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem.
+
+    Attributes:
+        id: unique within its task and stable across runs.
+        question: the text that the prompt template is filled with.
+        answer: the gold final answer, as text that the grader parses.
+        solution: a worked solution, where the data has one.
+        level: difficulty, where the data has one (for example ``"Level 3"``).
+        subject: topic, where the data has one.
+    """
+
+    id: str
+    question: str
+    answer: str
+    solution: str | None = None
+    level: str | None = None
+    subject: str | None = None
+
+
+def problems_sha256(problems: Sequence[Problem]) -> str:
+    """Content hash of problems in their order: ids, questions and answers."""
+    digest = hashlib.sha256()
+    for p in problems:
+        digest.update(json.dumps([p.id, p.question, p.answer], ensure_ascii=False).encode())
+        digest.update(b"\n")
+    return digest.hexdigest()
