@@ -1,0 +1,187 @@
+"""An arm: one algorithm under test, as a value made of parts, and the mathematics of its update."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from harness.errors import InputError
+from harness.identity import tree
+from harness.parts.advantage import Advantage
+from harness.parts.aggregate import Aggregate, TokenMean
+from harness.parts.clip import Clip
+from harness.parts.critic import Critic
+from harness.parts.exclude import Exclude
+from harness.parts.kl import KL
+from harness.parts.ratio import Ratio
+from harness.parts.sampling import Sampling
+from harness.parts.shaping import Shaping
+from harness.parts.whiten import Whiten
+from harness.types import Batch, Experience, Minibatch
+
+Stats = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """Ten parts, each saying one thing that the algorithm does; all else is the experiment's.
+
+    Attributes:
+        name: what the spec, the tables and the plots call it.
+        source: the paper, with its section, that the parts are taken from.
+        sampling: completions per prompt, and which groups are kept.
+        shaping: task score -> shaped score, in order.
+        exclude: completions that the loss leaves out; None for none.
+        kl: the penalty toward the reference: none, in the reward, or in the loss.
+        advantage: rewards -> advantages; carries the critic if it needs one.
+        whiten: scaling of the batch's advantages; None for none.
+        ratio: pi / pi_old, per token or per completion.
+        clip: ratio, advantage -> surrogate objective.
+        aggregate: each token's share of the loss.
+    """
+
+    name: str
+    source: str
+    sampling: Sampling
+    shaping: tuple[Shaping, ...] = ()
+    exclude: Exclude | None = None
+    kl: KL
+    advantage: Advantage
+    whiten: Whiten | None
+    ratio: Ratio
+    clip: Clip
+    aggregate: Aggregate
+
+    @property
+    def critic(self) -> Critic | None:
+        return self.advantage.critic
+
+    @property
+    def critic_warmup_steps(self) -> int:
+        """Rollout batches at the start on which the policy stands still."""
+        return self.critic.warmup_steps if self.critic else 0
+
+    def group_size(self, control: int) -> int:
+        """Completions per prompt: the arm's own where its definition says so, else the control."""
+        return self.sampling.group_size or control
+
+    def check(self, completions_per_prompt: int) -> None:
+        """Refuse a group too small for the baseline.
+
+        Raises:
+            InputError: the advantage needs more completions per prompt than it would get.
+        """
+        size = self.group_size(completions_per_prompt)
+        if size < self.advantage.min_group:
+            raise InputError(
+                f"arm {self.name!r}: {type(self.advantage).__name__} needs at least "
+                f"{self.advantage.min_group} completions per prompt, the spec gives {size}; "
+                f"raise sampling.completions_per_prompt"
+            )
+
+    @torch.no_grad()
+    def credit(self, x: Experience, *, kl_coef: float, max_new_tokens: int, warmup: bool) -> Batch:
+        """Assign credit: score -> shaped score -> per-token rewards -> advantages and returns."""
+        score = x.score.to(x.old_logprobs.dtype)
+        for shape in self.shaping:
+            score = shape(score, x, max_new_tokens)
+        rewards = at_last_token(score, x.mask)
+        penalty = self.kl.in_reward(x.old_logprobs, x.ref_logprobs)
+        rewards = torch.where(x.mask, rewards - kl_coef * penalty, torch.zeros_like(rewards))
+        advantages, returns = self.advantage(rewards, x.mask, x.group, x.values)
+        if warmup:
+            returns = self.advantage.monte_carlo(rewards, x.mask)
+        if self.whiten is not None:
+            advantages = self.whiten(advantages, x.mask)
+        keep = torch.ones_like(x.finished) if self.exclude is None else self.exclude.keep(x)
+        return x.extend(Batch, rewards=rewards, advantages=advantages, returns=returns, keep=keep)
+
+    def weigh(self, x: Batch, *, max_new_tokens: int) -> Minibatch:
+        """Fix each token's share of the loss for one optimizer step."""
+        kept = x.mask & x.keep[:, None]
+        if self.exclude is not None and self.exclude.denominator == "kept":
+            weights = torch.zeros_like(x.mask, dtype=torch.float64)
+            weights[x.keep] = self.aggregate(x.mask[x.keep], max_new_tokens)
+        else:
+            weights = self.aggregate(x.mask, max_new_tokens) * kept
+        value_weights = TokenMean()(x.mask, max_new_tokens)
+        return x.extend(Minibatch, weights=weights, value_weights=value_weights)
+
+    def policy_loss(
+        self, x: Minibatch, logprobs: Float[Tensor, "B T"], kl_coef: float
+    ) -> tuple[Float[Tensor, ""], Stats]:
+        """The policy's loss on a minibatch, or on a micro-batch of it, and its diagnostics.
+
+        Loss and diagnostics are weighted sums, so those of micro-batches add up.
+        """
+        weights = x.weights.to(logprobs.dtype)
+        ratio = self.ratio(logprobs, x.old_logprobs, x.mask)
+        objective, clipped = self.clip(ratio, x.advantages, logprobs)
+        surrogate = -(weights * objective).sum()
+        loss, stats = surrogate, {"loss/surrogate": surrogate.detach()}
+        kl = self.kl.in_loss(logprobs, x.ref_logprobs)
+        if kl is not None:
+            penalty = kl_coef * (weights * kl).sum()
+            loss, stats["loss/kl"] = loss + penalty, penalty.detach()
+        with torch.no_grad():
+            log_ratio = torch.where(x.mask, logprobs - x.old_logprobs, torch.zeros_like(logprobs))
+            clipped = clipped & x.mask
+            # Token sums: the learner divides by the minibatch's tokens once all are in.
+            stats["sum/clipped_high"] = (clipped & (x.advantages > 0)).sum()
+            stats["sum/clipped_low"] = (clipped & (x.advantages < 0)).sum()
+            stats["sum/approx_kl"] = (log_ratio.exp() - 1 - log_ratio).sum()
+        return loss, stats
+
+    def value_loss(self, x: Minibatch, values: Float[Tensor, "B T"]) -> Float[Tensor, ""]:
+        """The critic's loss on a minibatch, or on a micro-batch of it."""
+        assert self.critic is not None
+        assert x.values is not None
+        assert x.returns is not None
+        per_token = self.critic.loss(values, x.values, x.returns)
+        return (x.value_weights.to(values.dtype) * per_token).sum()
+
+    def but(self, name: str, source: str | None = None, **changes: Any) -> Arm:
+        """This arm with some parts exchanged, under a new name."""
+        source = source or f"{self.name} with {', '.join(changes)} changed"
+        return dataclasses.replace(self, name=name, source=source, **changes)
+
+
+def at_last_token(score: Float[Tensor, "B"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """The score on each completion's last sampled token, 0 elsewhere."""
+    last = mask.sum(1) - 1
+    rewards = torch.zeros(mask.shape, dtype=score.dtype, device=score.device)
+    rewards[torch.arange(len(score), device=score.device), last.clamp(min=0)] = score
+    return rewards * mask
+
+
+PARTS = tuple(f.name for f in dataclasses.fields(Arm) if f.name not in ("name", "source"))
+
+
+def parts(arm: Arm) -> dict[str, Any]:
+    """The arm's parts as plain JSON: what is compared, hashed and printed."""
+    return {name: tree(getattr(arm, name)) for name in PARTS}
+
+
+def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Where two trees of parts differ: dotted path -> (a's, b's).
+
+    A part of another class differs as a whole; of one class, field by field.
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in sorted(a.keys() | b.keys()):
+        left, right = a.get(key), b.get(key)
+        if left == right:
+            continue
+        same = isinstance(left, Mapping) and isinstance(right, Mapping)
+        if same and left.get("part") == right.get("part"):  # type: ignore[union-attr]
+            inner = difference(left, right)  # type: ignore[arg-type]
+            found |= {f"{key}.{path}": pair for path, pair in inner.items()}
+        else:
+            found[key] = (left, right)
+    return found

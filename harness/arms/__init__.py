@@ -1,0 +1,77 @@
+"""The arms that ship, in a dict one can read; and how any other is found."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.arm import Arm
+from harness.arms.dapo import DAPO, DAPO_FILTERED
+from harness.arms.grpo import GRPO, GRPO_CLIP_HIGHER
+from harness.arms.ppo import PPO, PPO_UNGROUPED
+from harness.errors import InputError
+from harness.plugins import find, load_file
+
+ARMS: dict[str, Arm] = {
+    arm.name: arm for arm in (PPO, PPO_UNGROUPED, GRPO, GRPO_CLIP_HIGHER, DAPO, DAPO_FILTERED)
+}
+
+ENTRY_POINTS = "harness.arms"
+
+
+@dataclass(frozen=True)
+class FoundArm:
+    """An arm and where it comes from."""
+
+    arm: Arm
+    origin: str
+
+
+def find_arms(names: Sequence[str], plugin_files: Sequence[Path] = ()) -> dict[str, FoundArm]:
+    """The arms of these names: built in, from plugin files, entry points, or ``module:NAME``.
+
+    Raises:
+        InputError: an unknown name, a plugin that fails to import or holds no arm, two arms of
+            one name.
+    """
+    known = {**{name: FoundArm(arm, "built-in") for name, arm in ARMS.items()}}
+    for path in plugin_files:
+        for name, found in _arms_of_file(path).items():
+            if name in known:
+                raise InputError(f"plugin {path}: an arm named {name!r} exists already "
+                                 f"({known[name].origin}); choose another name")
+            known[name] = found
+    found_arms: dict[str, FoundArm] = {}
+    for name in names:
+        value, origin = find(name, known, ENTRY_POINTS)
+        found = value if isinstance(value, FoundArm) else FoundArm(value, origin)
+        if not isinstance(found.arm, Arm):
+            raise InputError(f"arm {name!r} is a {type(value).__name__}, not a harness.arm.Arm")
+        if found.arm.name in found_arms:
+            raise InputError(f"arms: {found.arm.name!r} is named twice")
+        found_arms[found.arm.name] = found
+    return found_arms
+
+
+def list_arms(plugin_files: Sequence[Path] = ()) -> dict[str, FoundArm]:
+    """Every arm that a spec could name without ``module:NAME``."""
+    names = [*ARMS]
+    for path in plugin_files:
+        names += [*_arms_of_file(path)]
+    names += [p.name for p in importlib.metadata.entry_points(group=ENTRY_POINTS)]
+    return find_arms(names, plugin_files)
+
+
+def _arms_of_file(path: Path) -> dict[str, FoundArm]:
+    """The arms that a plugin file defines itself: not those that it imports to build on."""
+    module = load_file(path)
+    arms = {
+        value.name: FoundArm(value, f"plugin {path}")
+        for value in vars(module).values()
+        if isinstance(value, Arm) and ARMS.get(value.name) is not value
+    }
+    if not arms:
+        raise InputError(f"plugin {path} defines no Arm; see docs/arms.md for a worked example")
+    return arms

@@ -1,0 +1,136 @@
+"""The penalty toward the reference: none, in the reward, or in the loss.
+
+Estimators of KL(pi || ref) from samples of pi (Schulman 2020), with r = ref / pi:
+k1 = -log r, k2 = (log r)^2 / 2, k3 = r - 1 - log r. As a *loss*, k1 has zero expected gradient,
+k2 that of KL(pi || ref) and k3 that of KL(ref || pi); in the *reward*, k1 gives KL(pi || ref).
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from harness.errors import InputError
+from harness.knobs import knob
+
+Estimator = Literal["k1", "k2", "k3"]
+
+
+def estimate_kl(
+    estimator: str, logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """Per-token KL(pi || ref), in nats."""
+    delta = logprobs - ref_logprobs
+    if estimator == "k1":
+        return delta
+    if estimator == "k2":
+        return delta.square() / 2
+    if estimator == "k3":
+        return torch.exp(-delta) - 1 + delta
+    raise InputError(f"KL estimator {estimator!r} is none of k1, k2, k3")
+
+
+@dataclass(frozen=True)
+class AdaptiveKL:
+    """Ziegler et al. 2019 (arXiv:1909.08593): steer the coefficient towards a target KL."""
+
+    version: ClassVar[int] = 1
+    target: float = 6.0  # sequence KL, nats
+    horizon: float = 10_000.0  # completions
+
+    def next_coef(self, coef: float, observed: float, completions: int) -> float:
+        error = min(max(observed / self.target - 1.0, -0.2), 0.2)
+        return coef * (1.0 + error * completions / self.horizon)
+
+
+@dataclass(frozen=True)
+class KL(ABC):
+    """No penalty unless a subclass says so; the coefficient in force is the loop's state."""
+
+    @property
+    def needs_reference(self) -> bool:
+        return False
+
+    @property
+    def initial_coef(self) -> float:
+        return 0.0
+
+    def in_reward(
+        self, old_logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"] | None
+    ) -> Float[Tensor, "B T"] | float:
+        """Per-token KL to be taken off the reward, before the coefficient."""
+        return 0.0
+
+    def in_loss(
+        self, logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"] | None
+    ) -> Float[Tensor, "B T"] | None:
+        """Per-token KL to be added to the loss, before the coefficient."""
+        return None
+
+    def next_coef(self, coef: float, observed: float, completions: int) -> float:
+        """The coefficient of the next step, given this step's mean sequence KL (k1)."""
+        return coef
+
+
+@dataclass(frozen=True)
+class NoKL(KL):
+    """No penalty, and no reference model in memory."""
+
+    version: ClassVar[int] = 1
+
+
+@dataclass(frozen=True)
+class KLInReward(KL):
+    """``-kl_coef * KL`` in each token's reward; no gradient flows through it (InstructGPT eq. 2)."""
+
+    version: ClassVar[int] = 1
+    kl_coef: float = knob(0.05, low=1e-3, high=0.2, log=True)
+    estimator: Estimator = "k1"
+    controller: AdaptiveKL | None = None
+
+    @property
+    def needs_reference(self) -> bool:
+        return True
+
+    @property
+    def initial_coef(self) -> float:
+        return self.kl_coef
+
+    def in_reward(
+        self, old_logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"] | None
+    ) -> Float[Tensor, "B T"] | float:
+        assert ref_logprobs is not None
+        return estimate_kl(self.estimator, old_logprobs, ref_logprobs)
+
+    def next_coef(self, coef: float, observed: float, completions: int) -> float:
+        if self.controller is None:
+            return coef
+        return self.controller.next_coef(coef, observed, completions)
+
+
+@dataclass(frozen=True)
+class KLInLoss(KL):
+    """``kl_coef * KL`` added to each token's loss (DeepSeekMath, arXiv:2402.03300 eq. 3-4)."""
+
+    version: ClassVar[int] = 1
+    kl_coef: float = knob(0.04, low=1e-3, high=0.2, log=True)
+    estimator: Estimator = "k3"
+
+    @property
+    def needs_reference(self) -> bool:
+        return True
+
+    @property
+    def initial_coef(self) -> float:
+        return self.kl_coef
+
+    def in_loss(
+        self, logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"] | None
+    ) -> Float[Tensor, "B T"] | None:
+        assert ref_logprobs is not None
+        return estimate_kl(self.estimator, logprobs, ref_logprobs)

@@ -1,0 +1,124 @@
+"""The tensors that flow through a step, and nothing else.
+
+Shape letters, used everywhere:
+    B  completions in the batch (prompts x group size; a group's rows are adjacent)
+    S  prompt length, left-padded
+    T  completion length, right-padded
+
+A record gains fields as it moves down the pipeline, so a field that exists is always filled:
+
+    Rollout --(models)--> Experience --(arm.credit)--> Batch --(arm.weigh)--> Minibatch
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+R = TypeVar("R", bound="Rows")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A record whose tensors share their first dimension."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, dataclasses.fields(self)[0].name))
+
+    def select(self: R, rows: Tensor) -> R:
+        """These rows of every field."""
+        return dataclasses.replace(
+            self,
+            **{
+                f.name: value[rows]
+                for f in dataclasses.fields(self)
+                if isinstance(value := getattr(self, f.name), Tensor)
+            },
+        )
+
+    def extend(self, record: type[R], **fields: Any) -> R:
+        """This record with more fields, as the next record of the pipeline."""
+        mine = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return record(**mine, **fields)
+
+    def to(self: R, device: torch.device | str) -> R:
+        """The record on another device."""
+        return dataclasses.replace(
+            self,
+            **{
+                f.name: value.to(device)
+                for f in dataclasses.fields(self)
+                if isinstance(value := getattr(self, f.name), Tensor)
+            },
+        )
+
+
+@dataclass(frozen=True)
+class Rollout(Rows):
+    """What the sampler drew and how the task judged it."""
+
+    prompt_ids: Int[Tensor, "B S"]
+    prompt_mask: Bool[Tensor, "B S"]
+    completion_ids: Int[Tensor, "B T"]
+    mask: Bool[Tensor, "B T"]  # True on sampled tokens, the end-of-sequence token included
+    group: Int[Tensor, "B"]  # which prompt a row answers
+    score: Float[Tensor, "B"]  # the verdict and its bonus, before any shaping
+    bonus: Float[Tensor, "B"]  # the part of the score that is not the verdict (a format term)
+    correct: Bool[Tensor, "B"]  # the verdict itself
+    finished: Bool[Tensor, "B"]  # stopped by itself, rather than cut at the length limit
+    behaviour_logprobs: Float[Tensor, "B T"]  # under the engine that sampled
+
+
+@dataclass(frozen=True)
+class Experience(Rollout):
+    """A rollout as the models see it, before the first update."""
+
+    old_logprobs: Float[Tensor, "B T"]
+    ref_logprobs: Float[Tensor, "B T"] | None  # None when the arm has no KL penalty
+    values: Float[Tensor, "B T"] | None  # None when the arm has no critic
+
+
+@dataclass(frozen=True)
+class Batch(Experience):
+    """An experience with its credit assigned."""
+
+    rewards: Float[Tensor, "B T"]  # after shaping and the KL penalty
+    advantages: Float[Tensor, "B T"]
+    returns: Float[Tensor, "B T"] | None  # the critic's targets
+    keep: Bool[Tensor, "B"]  # False where the arm leaves a completion out of the loss
+
+
+@dataclass(frozen=True)
+class Minibatch(Batch):
+    """The rows of one optimizer step, with each token's share of the loss."""
+
+    weights: Float[Tensor, "B T"]
+    value_weights: Float[Tensor, "B T"]
+
+
+def group_sum(x: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """Each row's group total."""
+    _, index = torch.unique(group, return_inverse=True)
+    totals = torch.zeros(int(index.max()) + 1, dtype=x.dtype, device=x.device)
+    return totals.index_add(0, index, x)[index]
+
+
+def group_mean(x: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """Each row's group mean."""
+    return group_sum(x, group) / group_sum(torch.ones_like(x), group)
+
+
+def group_range(x: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """Largest minus smallest value of each row's group: exactly 0 where all are equal."""
+    _, index = torch.unique(group, return_inverse=True)
+    count = int(index.max()) + 1
+    high = torch.full((count,), -torch.inf, dtype=x.dtype, device=x.device)
+    low = torch.full((count,), torch.inf, dtype=x.dtype, device=x.device)
+    high = high.index_reduce(0, index, x, "amax")
+    low = low.index_reduce(0, index, x, "amin")
+    return (high - low)[index]
