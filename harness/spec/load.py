@@ -1,0 +1,178 @@
+"""A YAML file, what it extends, and overrides, to one checked ``ExperimentSpec``."""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from harness.errors import InputError, suggest
+from harness.spec.schema import ExperimentSpec
+
+EXPERIMENTS = Path("experiments")
+
+
+def find_spec(name: str) -> Path:
+    """The file of an experiment: a path, or a name in ``experiments/``.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if path.is_file():
+            return path
+        raise InputError(f"spec {path} does not exist; check the path")
+    for candidate in (EXPERIMENTS / f"{name}.yaml", EXPERIMENTS / f"{name}.yml"):
+        if candidate.is_file():
+            return candidate
+    known = [p.stem for p in EXPERIMENTS.glob("*.y*ml")]
+    raise InputError(f"no experiment {name!r} in {EXPERIMENTS}/.{suggest(name, known)}")
+
+
+def load_spec(path: Path, overrides: Sequence[str] = ()) -> ExperimentSpec:
+    """Read, merge and check a spec.
+
+    Args:
+        path: the YAML file; its ``extends:`` names another, relative to it, that it overrides.
+        overrides: ``a.b=value`` settings, the value in YAML, applied last.
+
+    Raises:
+        InputError: unknown key, wrong type, inconsistent values; the line names file and key.
+    """
+    tree = _read(path, ())
+    for override in overrides:
+        tree = _set(tree, override)
+    return check_spec(tree, str(path))
+
+
+def check_spec(tree: Mapping[str, Any], where: str) -> ExperimentSpec:
+    """A plain tree to a checked spec."""
+    try:
+        return ExperimentSpec.model_validate(tree)
+    except ValidationError as error:
+        raise InputError(_one_line(error, where)) from error
+
+
+def read_yaml(path: Path) -> Any:
+    """Plain data of a YAML file; duplicate keys are refused.
+
+    Raises:
+        InputError: not there, not UTF-8, or not YAML.
+    """
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # a SafeLoader
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; check the path") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise InputError(f"{path}{line}: not YAML: {problem}") from error
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML would keep the last; reads 1e-4 as a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} stands twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_FLOAT = r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"
+_UniqueKeys.add_implicit_resolver(  # YAML 1.1 takes 1e-4 for text
+    "tag:yaml.org,2002:float", re.compile(_FLOAT), list("-+0123456789")
+)
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    resolved = path.resolve()
+    if resolved in above:
+        raise InputError(f"{path}: extends goes round in a circle")
+    tree = read_yaml(path)
+    if not isinstance(tree, dict):
+        raise InputError(f"{path}: a spec is a mapping of keys, found {type(tree).__name__}")
+    extends = tree.pop("extends", None)
+    if extends is None:
+        return tree
+    if not isinstance(extends, str):
+        raise InputError(f"{path}: extends must name one file, found {extends!r}")
+    below = _read(path.parent / extends, (*above, resolved))
+    return merge(below, tree)
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``above`` laid over ``below``: mappings merge, anything else is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        both = isinstance(value, Mapping) and isinstance(old, Mapping)
+        merged[key] = merge(old, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _set(tree: dict[str, Any], override: str) -> dict[str, Any]:
+    path, equals, text = override.partition("=")
+    if not equals or not path.strip():
+        raise InputError(f"--set {override!r}: give KEY.KEY=VALUE")
+    try:
+        value = yaml.load(text, Loader=_UniqueKeys)
+    except yaml.YAMLError as error:
+        raise InputError(f"--set {override!r}: the value is not YAML") from error
+    for key in reversed(path.strip().split(".")):
+        value = {key: value}
+    return merge(tree, value)
+
+
+def _one_line(error: ValidationError, where: str) -> str:
+    first = error.errors()[0]
+    location = first["loc"]
+    key = ".".join(str(part) for part in location) or "(spec)"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(ExperimentSpec, location[:-1])
+        return f"{where}: unknown key {key!r}.{suggest(str(location[-1]), known)}{more}"
+    if first["type"] == "missing":
+        return f"{where}: key {key!r} is missing; add it{more}"
+    message = first["msg"].removeprefix("Value error, ")
+    found = first.get("input")
+    shown = f", found {found!r}" if isinstance(found, (str, int, float, bool, list)) else ""
+    return f"{where}: {key}: {message}{shown}{more}"
+
+
+def _fields_at(model: type[BaseModel], location: Sequence[Any]) -> list[str]:
+    """The known keys of the model that a location leads to."""
+    for part in location:
+        field = model.model_fields.get(str(part))
+        if field is None:
+            continue  # a key of a mapping, such as a test set's name
+        nested = _model_in(field.annotation)
+        if nested is None:
+            return []
+        model = nested
+    return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, dict, tuple):
+        for argument in typing.get_args(annotation):
+            if found := _model_in(argument):
+                return found
+    return None

@@ -1,0 +1,259 @@
+"""What an experiment pins. One YAML file, one ``ExperimentSpec``; an unknown key is an error.
+
+An arm says what its algorithm defines; everything else stands here once, equal for all arms.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from harness.errors import InputError
+from harness.knobs import Range
+
+Unit = Literal["flops", "tokens", "completions", "updates", "seconds"]
+
+
+class Strict(BaseModel):
+    """Frozen, and refusing what it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class LoraSpec(Strict):
+    """Low-rank adapters (peft) instead of full fine-tuning."""
+
+    rank: int = Field(16, ge=1)
+    alpha: float = Field(32, gt=0)
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+
+
+class ModelSpec(Strict):
+    """The base model: ``embedded/NAME``, a hub id with its revision, or a local folder."""
+
+    name: str
+    revision: str | None = None
+    gguf_file: str | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: Literal["eager", "sdpa", "flash_attention_2"] = "sdpa"
+    gradient_checkpointing: bool = False
+    lora: LoraSpec | None = None
+    seed: int = 0  # of the embedded base's warm start
+
+
+class SplitSpec(Strict):
+    """One split of one task, of pinned content."""
+
+    task: str
+    split: str
+    source: Literal["auto", "local", "hub", "generated"] = "auto"
+    limit: int | None = Field(None, ge=1)
+    offset: int = Field(0, ge=0)
+    sha256: str | None = None
+    seed: int = 0
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class DataSpec(Strict):
+    """Training, validation (tuning's only judge) and test problems, and how they are asked."""
+
+    train: SplitSpec
+    validation: SplitSpec
+    test: dict[str, SplitSpec] = Field(min_length=1)
+    prompt: str = "plain"  # a named template, or a text with {question}
+    chat_template: bool = False
+    max_prompt_tokens: int = Field(512, ge=1)
+    contamination_ngram: int = Field(8, ge=2)
+
+
+class RewardSpec(Strict):
+    """What a completion's verdict is worth."""
+
+    kind: Literal["maths"] = "maths"
+    answer_format: Literal["auto", "boxed", "gsm8k", "last_number", "marker"] = "auto"
+    correct: float = 1.0
+    wrong: float = 0.0
+    format: float = 0.0  # added where an answer in the asked-for form was found
+    timeout_seconds: float = Field(5.0, gt=0)
+    memory_mb: int = Field(1024, ge=64)
+    workers: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> RewardSpec:
+        if self.correct <= self.wrong:
+            raise ValueError(f"correct ({self.correct}) must be above wrong ({self.wrong})")
+        return self
+
+
+class SamplingSpec(Strict):
+    """How training completions are drawn."""
+
+    prompts_per_step: int = Field(ge=1)
+    completions_per_prompt: int = Field(ge=1)
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_new_tokens: int = Field(ge=1)
+    stop: tuple[str, ...] = ()
+    engine: Literal["hf", "vllm"] = "hf"
+    engine_batch: int = Field(1024, ge=1)  # sequences decoded at once; moves memory, not numbers
+
+    @model_validator(mode="after")
+    def _untruncated(self) -> SamplingSpec:
+        if self.top_p != 1.0:
+            raise ValueError(
+                f"top_p {self.top_p}: training samples from the whole distribution, whose "
+                "log-probs the ratio and the KL refer to; set 1.0 (evaluation.top_p is free)"
+            )
+        return self
+
+
+class OptimizerSpec(Strict):
+    """How a rollout becomes optimizer steps."""
+
+    name: Literal["adamw"] = "adamw"
+    learning_rate: float = Field(gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_steps: int = Field(0, ge=0)  # optimizer steps
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # over the budget
+    max_grad_norm: float = Field(1.0, gt=0)
+    epochs: int = Field(1, ge=1)
+    minibatches: int = Field(1, ge=1)
+    micro_batch: int = Field(64, ge=1)  # completions; moves memory, not numbers
+
+
+class BudgetSpec(Strict):
+    """What a run may spend, and the shares of it at which it is evaluated."""
+
+    unit: Unit
+    limit: float = Field(gt=0)
+    evaluate_at: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
+
+    @model_validator(mode="after")
+    def _increasing(self) -> BudgetSpec:
+        at = self.evaluate_at
+        if not at or list(at) != sorted(set(at)) or at[0] <= 0 or at[-1] != 1.0:
+            raise ValueError(f"evaluate_at {list(at)}: give rising shares in (0, 1] ending in 1.0")
+        return self
+
+
+class RangeSpec(Strict):
+    """The values that tuning may try."""
+
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    choices: tuple[float | int | str, ...] | None = None
+
+    def range(self) -> Range:
+        return Range(self.low, self.high, self.log, self.choices)
+
+    @model_validator(mode="after")
+    def _valid(self) -> RangeSpec:
+        try:
+            self.range()
+        except InputError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+
+class TuningSpec(Strict):
+    """Equal tuning effort: the same trials, at the same share of the budget, for every arm.
+
+    Trial 0 is always the arm's own defaults. ``shared`` holds the controls that every arm may set
+    (the learning rate); ``arms`` overrides an arm's declared knobs.
+    """
+
+    trials: int = Field(ge=1)
+    budget_fraction: float = Field(gt=0, le=1)
+    seeds: tuple[int, ...] = Field(min_length=1)
+    samples: int = Field(4, ge=1)  # completions per validation problem
+    select: Literal["avg", "greedy"] = "avg"  # on validation, never on test
+    sampler: Literal["paired", "tpe"] = "paired"
+    sampler_seed: int = 0
+    shared: dict[str, RangeSpec] = Field(default_factory=dict)
+    arms: dict[str, dict[str, RangeSpec]] = Field(default_factory=dict)
+
+
+class EvaluationSpec(Strict):
+    """The protocol of every evaluation; sampling is seeded, and equal for all arms of a seed."""
+
+    samples: int = Field(ge=1)  # per test problem at the end of a run
+    curve_samples: int = Field(4, ge=1)  # per test problem along the way
+    k: tuple[int, ...] = (1, 2, 4, 8)
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    greedy: bool = True
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> EvaluationSpec:
+        if max(self.k) > self.samples:
+            raise ValueError(
+                f"k {max(self.k)} is above samples {self.samples}: pass@k needs samples >= k, and "
+                f"a steady estimate 2k; raise evaluation.samples to {2 * max(self.k)}"
+            )
+        return self
+
+
+class ControlArmsSpec(Strict):
+    """The two controls beside the arms: no training, and training on random reward.
+
+    ``placebo`` names the arm it imitates: same parts, same chosen settings, but each completion's
+    verdict is a coin flip at the base's success rate, blind to what was written.
+    """
+
+    base: bool = True
+    placebo: str | None = None
+
+
+class RuntimeSpec(Strict):
+    """What moves speed but no number beyond float rounding."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = Field(1, ge=1)
+    checkpoint_every: int = Field(1, ge=1)  # training steps
+
+
+class ExperimentSpec(Strict):
+    """One experiment: one question, one file."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    question: str = Field(min_length=1)
+    arms: tuple[str, ...] = Field(min_length=1)
+    baseline: str | None = None  # the arm that paired differences refer to; default the first
+    plugins: tuple[str, ...] = ()  # files that define arms, relative to the spec
+    controls: ControlArmsSpec = ControlArmsSpec()
+    seeds: tuple[int, ...] = Field(min_length=1)
+    model: ModelSpec
+    data: DataSpec
+    reward: RewardSpec = RewardSpec()
+    sampling: SamplingSpec
+    optimizer: OptimizerSpec
+    budget: BudgetSpec
+    tuning: TuningSpec | None = None
+    evaluation: EvaluationSpec
+    runtime: RuntimeSpec = RuntimeSpec()
+
+    @property
+    def baseline_arm(self) -> str:
+        return self.baseline or self.arms[0]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ExperimentSpec:
+        for what, values in (("arms", self.arms), ("seeds", self.seeds)):
+            if len(set(values)) != len(values):
+                raise ValueError(f"{what} {list(values)}: one is named twice")
+        for what, arm in (("baseline", self.baseline), ("controls.placebo", self.controls.placebo)):
+            if arm is not None and arm not in self.arms:
+                raise ValueError(f"{what} {arm!r} is not among arms {list(self.arms)}")
+        if self.tuning and (both := set(self.tuning.seeds) & set(self.seeds)):
+            raise ValueError(f"tuning.seeds {sorted(both)} are also in seeds: tune on others")
+        batch = self.sampling.prompts_per_step * self.sampling.completions_per_prompt
+        if batch % self.optimizer.minibatches:
+            raise ValueError(
+                f"optimizer.minibatches {self.optimizer.minibatches} does not divide the batch of "
+                f"{batch} completions (sampling.prompts_per_step x completions_per_prompt)"
+            )
+        return self
