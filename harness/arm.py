@@ -23,7 +23,7 @@ from harness.parts.ratio import Ratio
 from harness.parts.sampling import Sampling
 from harness.parts.shaping import Shaping
 from harness.parts.whiten import Whiten
-from harness.types import Batch, Experience, Minibatch
+from harness.types import Batch, Experience, Minibatch, zero_padding
 
 Stats = dict[str, Tensor]
 
@@ -91,14 +91,20 @@ class Arm:
         score = x.score.to(x.old_logprobs.dtype)
         for shape in self.shaping:
             score = shape(score, x, max_new_tokens)
-        rewards = at_last_token(score, x.mask)
-        penalty = self.kl.in_reward(x.old_logprobs, x.ref_logprobs)
-        rewards = torch.where(x.mask, rewards - kl_coef * penalty, torch.zeros_like(rewards))
-        advantages, returns = self.advantage(rewards, x.mask, x.group, x.values)
-        if warmup:
+        old, ref, values = (
+            None if field is None else zero_padding(field, x.mask)
+            for field in (x.old_logprobs, x.ref_logprobs, x.values)
+        )
+        assert old is not None
+        rewards = at_last_token(score, x.mask) - kl_coef * self.kl.in_reward(old, ref)
+        rewards = zero_padding(rewards, x.mask)
+        advantages, returns = self.advantage(rewards, x.mask, x.group, values)
+        if warmup and self.critic is not None:
             returns = self.advantage.monte_carlo(rewards, x.mask)
         if self.whiten is not None:
             advantages = self.whiten(advantages, x.mask)
+        advantages = zero_padding(advantages, x.mask)
+        returns = None if returns is None else zero_padding(returns, x.mask)
         keep = torch.ones_like(x.finished) if self.exclude is None else self.exclude.keep(x)
         return x.extend(Batch, rewards=rewards, advantages=advantages, returns=returns, keep=keep)
 
@@ -118,24 +124,29 @@ class Arm:
     ) -> tuple[Float[Tensor, ""], Stats]:
         """The policy's loss on a minibatch, or on a micro-batch of it, and its diagnostics.
 
-        Loss and diagnostics are weighted sums, so those of micro-batches add up.
+        Loss and diagnostics are weighted sums, so those of micro-batches add up. Tokens outside
+        the loss (padding, excluded completions) are zeroed first: their weight of 0 would not
+        stop a NaN or an overflowing ratio.
         """
         weights = x.weights.to(logprobs.dtype)
-        ratio = self.ratio(logprobs, x.old_logprobs, x.mask)
-        objective, clipped = self.clip(ratio, x.advantages, logprobs)
+        live = x.mask & x.keep[:, None]
+        moved = zero_padding(logprobs.detach() - x.old_logprobs, x.mask)
+        logprobs, old = zero_padding(logprobs, live), zero_padding(x.old_logprobs, live)
+        ref = None if x.ref_logprobs is None else zero_padding(x.ref_logprobs, live)
+        advantages = zero_padding(x.advantages, live)
+        ratio = self.ratio(logprobs, old, x.mask)
+        objective, clipped = self.clip(ratio, advantages, logprobs)
         surrogate = -(weights * objective).sum()
         loss, stats = surrogate, {"loss/surrogate": surrogate.detach()}
-        kl = self.kl.in_loss(logprobs, x.ref_logprobs)
+        kl = self.kl.in_loss(logprobs, ref)
         if kl is not None:
             penalty = kl_coef * (weights * kl).sum()
             loss, stats["loss/kl"] = loss + penalty, penalty.detach()
-        with torch.no_grad():
-            log_ratio = torch.where(x.mask, logprobs - x.old_logprobs, torch.zeros_like(logprobs))
-            clipped = clipped & x.mask
-            # Token sums: the learner divides by the minibatch's tokens once all are in.
-            stats["sum/clipped_high"] = (clipped & (x.advantages > 0)).sum()
-            stats["sum/clipped_low"] = (clipped & (x.advantages < 0)).sum()
-            stats["sum/approx_kl"] = (log_ratio.exp() - 1 - log_ratio).sum()
+        # Token sums: the learner divides by the minibatch's tokens once all are in.
+        clipped = clipped & live
+        stats["sum/clipped_high"] = (clipped & (advantages > 0)).sum()
+        stats["sum/clipped_low"] = (clipped & (advantages < 0)).sum()
+        stats["sum/approx_kl"] = (moved.expm1() - moved).sum()
         return loss, stats
 
     def value_loss(self, x: Minibatch, values: Float[Tensor, "B T"]) -> Float[Tensor, ""]:
@@ -143,7 +154,11 @@ class Arm:
         assert self.critic is not None
         assert x.values is not None
         assert x.returns is not None
-        per_token = self.critic.loss(values, x.values, x.returns)
+        per_token = self.critic.loss(
+            zero_padding(values, x.mask),
+            zero_padding(x.values, x.mask),
+            zero_padding(x.returns, x.mask),
+        )
         return (x.value_weights.to(values.dtype) * per_token).sum()
 
     def but(self, name: str, source: str | None = None, **changes: Any) -> Arm:
@@ -157,15 +172,19 @@ def at_last_token(score: Float[Tensor, "B"], mask: Bool[Tensor, "B T"]) -> Float
     last = mask.sum(1) - 1
     rewards = torch.zeros(mask.shape, dtype=score.dtype, device=score.device)
     rewards[torch.arange(len(score), device=score.device), last.clamp(min=0)] = score
-    return rewards * mask
+    return zero_padding(rewards, mask)
 
 
 PARTS = tuple(f.name for f in dataclasses.fields(Arm) if f.name not in ("name", "source"))
 
 
 def parts(arm: Arm) -> dict[str, Any]:
-    """The arm's parts as plain JSON: what is compared, hashed and printed."""
-    return {name: tree(getattr(arm, name)) for name in PARTS}
+    """The arm's parts as plain JSON: what is compared, hashed and printed.
+
+    A subclass of ``Arm`` may change the mathematics itself, so its name is among them.
+    """
+    found = {name: tree(getattr(arm, name)) for name in PARTS}
+    return found if type(arm) is Arm else found | {"arm": type(arm).__name__}
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -74,9 +74,7 @@ def turn(value: Any, path: str, setting: Any) -> Any:
     head, _, rest = path.partition(".")
     names = [f.name for f in dataclasses.fields(value)]
     if head not in names:
-        raise InputError(
-            f"no setting {head!r} on {type(value).__name__}.{suggest(head, names)}"
-        )
+        raise InputError(f"no setting {head!r} on {type(value).__name__}.{suggest(head, names)}")
     if rest:
         setting = turn(getattr(value, head), rest, setting)
     return dataclasses.replace(value, **{head: setting})

@@ -28,18 +28,23 @@ def find(name: str, built_in: Mapping[str, Any], group: str) -> tuple[Any, str]:
         module = _import(module_name)
         if not hasattr(module, attribute):
             known = [n for n in vars(module) if n.isupper()]
-            raise InputError(f"plugin {name!r}: {module_name} has no {attribute!r}."
-                             f"{suggest(attribute, known)}")
+            raise InputError(
+                f"plugin {name!r}: {module_name} has no {attribute!r}.{suggest(attribute, known)}"
+            )
         return getattr(module, attribute), f"module {module_name}"
     points = {p.name: p for p in importlib.metadata.entry_points(group=group)}
     if name in points:
         try:
             return points[name].load(), f"entry point {points[name].value}"
         except Exception as error:
-            raise InputError(f"plugin {name!r} ({points[name].value}) failed to import: "
-                             f"{type(error).__name__}: {error}") from error
-    raise InputError(f"unknown {group.rpartition('.')[2].rstrip('s')} {name!r}."
-                     f"{suggest(name, [*built_in, *points])}")
+            raise InputError(
+                f"plugin {name!r} ({points[name].value}) failed to import: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    raise InputError(
+        f"unknown {group.rpartition('.')[2].rstrip('s')} {name!r}."
+        f"{suggest(name, [*built_in, *points])}"
+    )
 
 
 def load_file(path: Path) -> ModuleType:
@@ -73,8 +78,9 @@ def _import(module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except Exception as error:
-        raise InputError(f"plugin module {module_name!r} failed to import: "
-                         f"{type(error).__name__}: {error}") from error
+        raise InputError(
+            f"plugin module {module_name!r} failed to import: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _where(error: Exception, path: Path) -> str:

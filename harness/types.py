@@ -8,6 +8,9 @@ Shape letters, used everywhere:
 A record gains fields as it moves down the pipeline, so a field that exists is always filled:
 
     Rollout --(models)--> Experience --(arm.credit)--> Batch --(arm.weigh)--> Minibatch
+
+Padding may hold anything, NaN included. ``Arm`` zeroes it before a part sees a tensor, and again
+in what a part returns.
 """
 
 from __future__ import annotations
@@ -101,10 +104,18 @@ class Minibatch(Batch):
     value_weights: Float[Tensor, "B T"]
 
 
+def zero_padding(x: Float[Tensor, "B T"], real: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """x where ``real``, 0 elsewhere, whatever stood there: ``x * real`` would keep a NaN.
+
+    No gradient flows to the places that are zeroed.
+    """
+    return x.masked_fill(~real, 0.0)
+
+
 def group_sum(x: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Each row's group total."""
-    _, index = torch.unique(group, return_inverse=True)
-    totals = torch.zeros(int(index.max()) + 1, dtype=x.dtype, device=x.device)
+    groups, index = torch.unique(group, return_inverse=True)
+    totals = torch.zeros(len(groups), dtype=x.dtype, device=x.device)
     return totals.index_add(0, index, x)[index]
 
 
@@ -115,10 +126,8 @@ def group_mean(x: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, 
 
 def group_range(x: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Largest minus smallest value of each row's group: exactly 0 where all are equal."""
-    _, index = torch.unique(group, return_inverse=True)
-    count = int(index.max()) + 1
-    high = torch.full((count,), -torch.inf, dtype=x.dtype, device=x.device)
-    low = torch.full((count,), torch.inf, dtype=x.dtype, device=x.device)
-    high = high.index_reduce(0, index, x, "amax")
-    low = low.index_reduce(0, index, x, "amin")
+    groups, index = torch.unique(group, return_inverse=True)
+    empty = torch.zeros(len(groups), dtype=x.dtype, device=x.device)
+    high = empty.scatter_reduce(0, index, x, "amax", include_self=False)
+    low = empty.scatter_reduce(0, index, x, "amin", include_self=False)
     return (high - low)[index]

@@ -40,8 +40,10 @@ def find_arms(names: Sequence[str], plugin_files: Sequence[Path] = ()) -> dict[s
     for path in plugin_files:
         for name, found in _arms_of_file(path).items():
             if name in known:
-                raise InputError(f"plugin {path}: an arm named {name!r} exists already "
-                                 f"({known[name].origin}); choose another name")
+                raise InputError(
+                    f"plugin {path}: an arm named {name!r} exists already "
+                    f"({known[name].origin}); choose another name"
+                )
             known[name] = found
     found_arms: dict[str, FoundArm] = {}
     for name in names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.knobs import knob
 from harness.parts.critic import Critic
-from harness.types import group_mean, group_range, group_sum
+from harness.types import group_mean, group_range, group_sum, zero_padding
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Advantage(ABC):
         self, rewards: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
     ) -> Float[Tensor, "B T"]:
         """Undiscounted return-to-go of each token: the critic's targets while it warms up."""
-        rewards = rewards * mask
+        rewards = zero_padding(rewards, mask)
         return rewards.flip(1).cumsum(1).flip(1) * mask
 
 
@@ -63,8 +63,7 @@ class GAE(Advantage):
         values: Float[Tensor, "B T"] | None,
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
         assert values is not None
-        zero = torch.zeros((), dtype=rewards.dtype, device=rewards.device)
-        rewards, values = torch.where(mask, rewards, zero), torch.where(mask, values, zero)
+        rewards, values = zero_padding(rewards, mask), zero_padding(values, mask)
         advantages = torch.zeros_like(rewards)
         next_value = next_advantage = torch.zeros_like(rewards[:, 0])
         for t in reversed(range(rewards.shape[1])):
@@ -73,12 +72,22 @@ class GAE(Advantage):
             next_value, next_advantage = values[:, t], advantages[:, t]
         return advantages * mask, (advantages + values) * mask
 
+    def monte_carlo(
+        self, rewards: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        """Return-to-go discounted by ``gamma``: what the values mean once warm-up is over."""
+        no_group = torch.zeros(len(rewards), dtype=torch.long, device=rewards.device)
+        whole = replace(self, gae_lambda=1.0)
+        _, returns = whole(rewards, mask, no_group, torch.zeros_like(rewards))
+        assert returns is not None
+        return returns
+
 
 def completion_return(
     rewards: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B"]:
     """The sum of a completion's rewards."""
-    return (rewards * mask).sum(1)
+    return zero_padding(rewards, mask).sum(1)
 
 
 @dataclass(frozen=True)

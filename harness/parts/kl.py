@@ -31,7 +31,8 @@ def estimate_kl(
     if estimator == "k2":
         return delta.square() / 2
     if estimator == "k3":
-        return torch.exp(-delta) - 1 + delta
+        # exp(-delta) - 1 loses every digit of a small KL in float32, and can turn negative.
+        return torch.expm1(-delta) + delta
     raise InputError(f"KL estimator {estimator!r} is none of k1, k2, k3")
 
 
