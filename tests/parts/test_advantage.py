@@ -1,0 +1,161 @@
+"""Rewards to advantages, against the reference numbers and by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.parts.advantage import GAE, GroupBaseline, GroupZScore
+from harness.parts.kl import KLInReward
+
+NAN = float("nan")
+
+
+def by_response(part, rewards: list[float]) -> list[float]:
+    """Advantages of one group of one-token completions."""
+    column = torch.tensor(rewards, dtype=torch.float64)[:, None]
+    group = torch.zeros(len(rewards), dtype=torch.long)
+    advantages, returns = part(column, torch.ones_like(column, dtype=torch.bool), group, None)
+    assert returns is None
+    return advantages[:, 0].tolist()
+
+
+def by_token(part: GAE, rewards: list[float], values: list[float]) -> tuple[list, list]:
+    """Advantages and returns of one completion, its row padded with what must not be read."""
+    r = torch.tensor([[*rewards, NAN, 9.0]], dtype=torch.float64)
+    v = torch.tensor([[*values, 7.0, NAN]], dtype=torch.float64)
+    mask = torch.arange(r.shape[1])[None] < len(rewards)
+    advantages, returns = part(r, mask, torch.zeros(1, dtype=torch.long), v)
+    assert returns is not None
+    assert advantages[0, len(rewards) :].tolist() == [0.0, 0.0]
+    assert returns[0, len(rewards) :].tolist() == [0.0, 0.0]
+    return advantages[0, : len(rewards)].tolist(), returns[0, : len(rewards)].tolist()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "grpo_adv_seed_population_std",
+        "grpo_adv_seed_sample_std",
+        "grpo_adv_seed_trl",
+        "grpo_adv_seed_verl",
+        "grpo_adv_seed_openrlhf_group_norm",
+        "grpo_adv_one_of_eight_population",
+        "grpo_adv_one_of_eight_sample",
+    ],
+)
+def test_group_z_score(golden, name):
+    v = golden(name)
+    part = GroupZScore(eps=v["inputs"]["eps"], ddof=v["inputs"]["ddof"])
+    got = by_response(part, v["inputs"]["rewards"])
+    assert got == pytest.approx(v["expected"]["advantages"], rel=v["tolerance"], abs=v["tolerance"])
+    largest = v["expected"].get("max_abs_possible")
+    assert largest is None or max(map(abs, got)) == pytest.approx(largest, rel=v["tolerance"])
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6, 1e-4])
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("value", [1.0, 0.1, 1 / 3, -0.7])
+def test_a_group_without_variance_has_exactly_no_advantage(golden, eps, ddof, value):
+    v = golden("grpo_adv_zero_variance_with_eps")
+    assert by_response(GroupZScore(), v["inputs"]["rewards"]) == v["expected"]["advantages"]
+    # 0.1 * 5 / 5 is not 0.1 in floating point: the mean of equal numbers is not always the number.
+    assert by_response(GroupZScore(eps=eps, ddof=ddof), [value] * 5) == [0.0] * 5
+    assert by_response(GroupBaseline(), [value] * 5) == [0.0] * 5
+
+
+@pytest.mark.parametrize(("key", "eps"), [("eps_1e_4", 1e-4), ("eps_1e_6", 1e-6), ("eps_0", 0.0)])
+def test_eps_decides_a_group_that_nearly_agrees(golden, key, eps):
+    v = golden("grpo_adv_near_zero_variance_eps_sensitivity")
+    got = by_response(GroupZScore(eps=eps, ddof=v["inputs"]["ddof"]), v["inputs"]["rewards"])
+    assert got == pytest.approx(v["expected"][key], rel=v["tolerance"], abs=v["tolerance"])
+
+
+def test_group_baseline(golden):
+    v = golden("drgrpo_adv_seed")
+    got = by_response(GroupBaseline(), v["inputs"]["rewards"])
+    assert got == pytest.approx(v["expected"]["advantages"], abs=v["tolerance"])
+
+
+def test_groups_do_not_leak_into_each_other():
+    rewards = torch.tensor([[1.0], [10.0], [0.0], [30.0]], dtype=torch.float64)
+    mask = torch.ones(4, 1, dtype=torch.bool)
+    group = torch.tensor([7, 3, 7, 3])  # rows of a group need not be adjacent here
+    got, _ = GroupBaseline()(rewards, mask, group, None)
+    assert got[:, 0].tolist() == [0.5, -10.0, -0.5, 10.0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gae_terminal_reward_gamma1.0_lambda1.0",
+        "gae_terminal_reward_gamma1.0_lambda0.95",
+        "gae_terminal_reward_gamma1.0_lambda0.0",
+        "gae_terminal_reward_gamma0.99_lambda0.95",
+        "gae_terminal_reward_gamma0.9_lambda0.5",
+    ],
+)
+def test_gae(golden, name):
+    v = golden(name)
+    part = GAE(gamma=v["inputs"]["gamma"], gae_lambda=v["inputs"]["lambda"])
+    advantages, returns = by_token(part, v["inputs"]["rewards"], v["inputs"]["values"])
+    assert advantages == pytest.approx(v["expected"]["advantages"], abs=v["tolerance"])
+    assert returns == pytest.approx(v["expected"]["returns"], abs=v["tolerance"])
+
+
+@pytest.mark.parametrize(
+    ("name", "estimator"), [("gae_kl_in_reward_k1", "k1"), ("gae_kl_in_reward_k3", "k3")]
+)
+def test_gae_with_the_penalty_in_the_reward(golden, name, estimator):
+    v = golden(name)
+    x, expected = v["inputs"], v["expected"]
+    kl = KLInReward(estimator=estimator).in_reward(
+        torch.tensor([x["logp"]], dtype=torch.float64),
+        torch.tensor([x["ref_logp"]], dtype=torch.float64),
+    )
+    assert isinstance(kl, torch.Tensor)
+    assert kl[0].tolist() == pytest.approx(expected[f"per_token_{estimator}"], abs=v["tolerance"])
+    rewards = (-x["beta"] * kl)[0].tolist()
+    rewards[-1] += x["score"]
+    assert rewards == pytest.approx(expected["rewards"], abs=v["tolerance"])
+    part = GAE(gamma=x["gamma"], gae_lambda=x["lambda"])
+    advantages, returns = by_token(part, rewards, x["values"])
+    assert advantages == pytest.approx(expected["advantages"], abs=v["tolerance"])
+    if "returns" in expected:
+        assert returns == pytest.approx(expected["returns"], abs=v["tolerance"])
+
+
+def test_a_cut_completion_ends_like_any_other(golden):
+    """We never bootstrap: that would be a reward of V at the last token, which no group gets."""
+    v = golden("gae_truncated_with_bootstrap")
+    x = v["inputs"]
+    part = GAE(gamma=x["gamma"], gae_lambda=x["lambda"])
+    with_value = [*x["rewards"][:-1], x["rewards"][-1] + x["gamma"] * x["bootstrap_value"]]
+    bootstrapped, _ = by_token(part, with_value, x["values"])
+    assert bootstrapped == pytest.approx(v["expected"]["advantages"], abs=v["tolerance"])
+    ours, _ = by_token(part, x["rewards"], x["values"])
+    assert ours == pytest.approx([-value for value in x["values"]], abs=v["tolerance"])
+
+
+def test_what_lambda_leaves_of_a_terminal_reward(golden):
+    v = golden("gae_reward_decay_lambda095")
+    length = max(v["inputs"]["lags"]) + 1
+    part = GAE(gae_lambda=v["inputs"]["lambda"])
+    advantages, _ = by_token(part, [0.0] * (length - 1) + [1.0], [0.0] * length)
+    got = [advantages[length - 1 - lag] for lag in v["inputs"]["lags"]]
+    assert got == pytest.approx(v["expected"]["weights"], rel=1e-9)
+
+
+def test_one_value_per_response(golden):
+    v = golden("ppo_response_level_advantage_seed")
+    got = [by_token(GAE(), [r], [v["inputs"]["value"]])[0][0] for r in v["inputs"]["rewards"]]
+    assert got == pytest.approx(v["expected"]["advantages"], abs=v["tolerance"])
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_warm_up_targets_mean_what_the_values_will_mean(gamma):
+    """0.5 now and 2 two tokens later: by hand 0.5 + gamma^2 * 2, gamma * 2, 2."""
+    rewards = torch.tensor([[0.5, 0.0, 2.0, NAN]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, True, False]])
+    got = GAE(gamma=gamma, gae_lambda=0.3).monte_carlo(rewards, mask)
+    assert got[0].tolist() == pytest.approx([0.5 + gamma**2 * 2, gamma * 2, 2.0, 0.0])
