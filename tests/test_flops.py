@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -140,7 +142,8 @@ def test_generation_is_what_torch_counts(name, prompt):
     ],
 )
 def test_lora_is_what_torch_counts(name, targets, length):
-    peft = LoraConfig(r=4, target_modules=targets if targets == "all-linear" else list(targets))
+    named = targets if targets == "all-linear" else list(targets)
+    peft = LoraConfig(r=4, target_modules=named, fan_in_fan_out=name == "gpt2")
     model, ids = get_peft_model(build(name), peft), tokens(name, length)
     shape = ModelShape.from_config(CONFIGS[name], lora_rank=4, lora_targets=targets)
     lengths = Lengths.of([length])
@@ -239,6 +242,18 @@ def test_what_cannot_be_charged_is_refused():
         ModelShape.from_config({"model_type": "llama"})
     with pytest.raises(InputError, match="'no_such_model'"):
         ModelShape.from_config({"model_type": "no_such_model"})
+
+
+def test_accounting_needs_no_torch():
+    code = (
+        "import sys, harness.cost.memory as memory, harness.cost.flops as flops\n"
+        "config = {'model_type': 'gpt2', 'n_embd': 8, 'n_layer': 1, 'n_head': 2, 'n_positions': 9,"
+        " 'vocab_size': 5}\n"
+        "shape = memory.ModelShape.from_config(config)\n"
+        "assert flops.train(shape, flops.Lengths.of([3])) > 0\n"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def dense_step(case: str, critic: bool, n: int) -> int:

@@ -46,6 +46,7 @@ class ModelShape:
         gated_mlp: gate, up and down matrices rather than up and down.
         fused_qkv: one matrix for query, key and value (GPT-2).
         rotary_dim: rotated dimensions per head; 0 where positions are not rotary.
+        head_norms: queries and keys are normalised head by head (Qwen3).
         lora_rank, lora_targets: adapters, by the names of the linear layers; rank 0 means none.
         scalar_head: a value or reward head in place of the vocabulary head.
         loose: linear layers of the whole trunk, where the architecture is not known by name.
@@ -65,6 +66,7 @@ class ModelShape:
     gated_mlp: bool
     fused_qkv: bool = False
     rotary_dim: int = 0
+    head_norms: bool = False
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
     scalar_head: bool = False
@@ -280,6 +282,7 @@ def _rotary_decoder(
         trainable_tensors=0,
         gated_mlp=True,
         rotary_dim=head_dim,
+        head_norms=head_norms,
     )
     layer = [m.parameters for m in shape.block] + [h, h]
     q, k, v, o, gate, up, down = (m.outputs for m in shape.block)
