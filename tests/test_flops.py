@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -253,7 +255,11 @@ def test_accounting_needs_no_torch():
         "assert flops.train(shape, flops.Lengths.of([3])) > 0\n"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    root = str(Path(__file__).parent.parent)
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": root}, check=False
+    )
+    assert run.returncode == 0
 
 
 def dense_step(case: str, critic: bool, n: int) -> int:
