@@ -50,7 +50,7 @@ def test_dual_clip_leaves_good_actions_alone():
 
 
 def test_trl_delta_is_a_dual_clip(golden):
-    """Capping the ratio at delta before the min (two_sided_clip_delta4_trl) is a floor of delta A."""
+    """Capping the ratio at delta before the min is a floor of delta A on the objective."""
     v = golden("two_sided_clip_delta4_trl")
     x = v["inputs"]
     part = PPOClip(clip_low=x["eps"], clip_high=x["eps"], dual_clip=x["delta"])

@@ -35,8 +35,9 @@ def test_soft_overlong_punishment(golden):
     got = overlong_penalty(lengths, limit, cache)
     assert got.tolist() == pytest.approx(v["expected"]["penalty"], abs=v["tolerance"])
     # Up to the limit, which no sampled completion exceeds, verl's form without a floor agrees.
-    inside = [p for p, n in zip(v["expected"]["unclamped_verl_form"], lengths, strict=True)
-              if n <= limit]
+    inside = [
+        p for p, n in zip(v["expected"]["unclamped_verl_form"], lengths, strict=True) if n <= limit
+    ]
     assert got[: len(inside)].tolist() == pytest.approx(inside, abs=v["tolerance"])
 
 
