@@ -68,3 +68,8 @@ def test_no_rows_and_empty_rows_weigh_nothing(part):
     assert part(torch.zeros(0, 3, dtype=torch.bool), 3).sum().item() == 0.0
     weights = part(torch.zeros(2, 3, dtype=torch.bool), 3)
     assert weights.tolist() == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize("part", [TokenMean(), SequenceMean()])
+def test_a_single_token_carries_the_whole_loss(part):
+    assert part(torch.tensor([[True, False]]), 2).tolist() == [[1.0, 0.0]]
