@@ -16,6 +16,10 @@ class CellError(Exception):
     """A cell cannot go on (NaN loss, full disk, ...): recorded in its folder; the rest goes on."""
 
 
+class DivergedError(CellError):
+    """Training went out of bounds (NaN): an outcome of a tuning trial, a failure of a final run."""
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """``' Did you mean …?'``, or what exists, for an unknown name."""
     known = sorted(known)

@@ -122,13 +122,14 @@ class CellFolder:
     def write(self, name: str, value: Any) -> None:
         write_json(self.path / name, value)
 
-    def append(self, name: str, record: dict[str, Any]) -> None:
-        """Add one line to a JSON-lines file, on disk when this returns."""
+    def append(self, name: str, *records: dict[str, Any]) -> None:
+        """Add lines to a JSON-lines file: all of them, on disk when this returns, or none."""
         with disk_errors(self.path / name), (self.path / name).open("ab") as file:
-            line = json.dumps(record, sort_keys=True, ensure_ascii=False, allow_nan=False)
             start = file.tell()
             try:
-                file.write(line.encode() + b"\n")
+                for record in records:
+                    line = json.dumps(record, sort_keys=True, ensure_ascii=False, allow_nan=False)
+                    file.write(line.encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
             except OSError:

@@ -7,7 +7,6 @@ k2 that of KL(pi || ref) and k3 that of KL(ref || pi); in the *reward*, k1 gives
 
 from __future__ import annotations
 
-from abc import ABC
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -50,7 +49,7 @@ class AdaptiveKL:
 
 
 @dataclass(frozen=True)
-class KL(ABC):
+class KL:
     """No penalty unless a subclass says so; the coefficient in force is the loop's state."""
 
     @property
@@ -87,7 +86,7 @@ class NoKL(KL):
 
 @dataclass(frozen=True)
 class KLInReward(KL):
-    """``-kl_coef * KL`` in each token's reward; no gradient flows through it (InstructGPT eq. 2)."""
+    """``-kl_coef * KL`` in each token's reward, without gradient (InstructGPT eq. 2)."""
 
     version: ClassVar[int] = 1
     kl_coef: float = knob(0.05, low=1e-3, high=0.2, log=True)

@@ -40,7 +40,7 @@ class FixedGroups(Sampling):
 
 @dataclass(frozen=True)
 class DynamicSampling(Sampling):
-    """Groups that are all right or all wrong are dropped and replaced (DAPO, arXiv:2503.14476 eq. 8).
+    """All-right and all-wrong groups are dropped and replaced (DAPO, arXiv:2503.14476 eq. 8).
 
     The condition is on accuracy, before any shaping. Dropped completions are charged like others.
     ``max_rounds`` bounds the sampling rounds of one step (verl's ``max_num_gen_batches``); a step

@@ -80,7 +80,7 @@ def read_yaml(path: Path) -> Any:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML would keep the last; reads 1e-4 as a number."""
+    """Refuses a key that stands twice (YAML would keep the last); reads 1e-4 as a number."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()

@@ -24,8 +24,8 @@ class Strict(BaseModel):
 class LoraSpec(Strict):
     """Low-rank adapters (peft) instead of full fine-tuning."""
 
-    rank: int = Field(16, ge=1)
-    alpha: float = Field(32, gt=0)
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32, gt=0)
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
 
 
@@ -37,6 +37,7 @@ class ModelSpec(Strict):
     gguf_file: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     attention: Literal["eager", "sdpa", "flash_attention_2"] = "sdpa"
+    pad_token: str | None = None  # for a tokenizer that has none
     gradient_checkpointing: bool = False
     lora: LoraSpec | None = None
     seed: int = 0  # of the embedded base's warm start
@@ -49,7 +50,7 @@ class SplitSpec(Strict):
     split: str
     source: Literal["auto", "local", "hub", "generated"] = "auto"
     limit: int | None = Field(None, ge=1)
-    offset: int = Field(0, ge=0)
+    offset: int = Field(default=0, ge=0)
     sha256: str | None = None
     seed: int = 0
     options: dict[str, Any] = Field(default_factory=dict)
@@ -63,8 +64,8 @@ class DataSpec(Strict):
     test: dict[str, SplitSpec] = Field(min_length=1)
     prompt: str = "plain"  # a named template, or a text with {question}
     chat_template: bool = False
-    max_prompt_tokens: int = Field(512, ge=1)
-    contamination_ngram: int = Field(8, ge=2)
+    max_prompt_tokens: int = Field(default=512, ge=1)
+    contamination_ngram: int = Field(default=8, ge=2)
 
 
 class RewardSpec(Strict):
@@ -75,9 +76,9 @@ class RewardSpec(Strict):
     correct: float = 1.0
     wrong: float = 0.0
     format: float = 0.0  # added where an answer in the asked-for form was found
-    timeout_seconds: float = Field(5.0, gt=0)
-    memory_mb: int = Field(1024, ge=64)
-    workers: int = Field(1, ge=1)
+    timeout_seconds: float = Field(default=5.0, gt=0)
+    memory_mb: int = Field(default=1024, ge=64)
+    workers: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")
     def _ordered(self) -> RewardSpec:
@@ -91,12 +92,14 @@ class SamplingSpec(Strict):
 
     prompts_per_step: int = Field(ge=1)
     completions_per_prompt: int = Field(ge=1)
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     max_new_tokens: int = Field(ge=1)
     stop: tuple[str, ...] = ()
     engine: Literal["hf", "vllm"] = "hf"
-    engine_batch: int = Field(1024, ge=1)  # sequences decoded at once; moves memory, not numbers
+    engine_batch: int = Field(
+        default=1024, ge=1
+    )  # sequences decoded at once; moves memory, not numbers
 
     @model_validator(mode="after")
     def _untruncated(self) -> SamplingSpec:
@@ -114,14 +117,14 @@ class OptimizerSpec(Strict):
     name: Literal["adamw"] = "adamw"
     learning_rate: float = Field(gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    warmup_steps: int = Field(0, ge=0)  # optimizer steps
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)  # optimizer steps
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # over the budget
-    max_grad_norm: float = Field(1.0, gt=0)
-    epochs: int = Field(1, ge=1)
-    minibatches: int = Field(1, ge=1)
-    micro_batch: int = Field(64, ge=1)  # completions; moves memory, not numbers
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    epochs: int = Field(default=1, ge=1)
+    minibatches: int = Field(default=1, ge=1)
+    micro_batch: int = Field(default=64, ge=1)  # completions; moves memory, not numbers
 
 
 class BudgetSpec(Strict):
@@ -169,7 +172,7 @@ class TuningSpec(Strict):
     trials: int = Field(ge=1)
     budget_fraction: float = Field(gt=0, le=1)
     seeds: tuple[int, ...] = Field(min_length=1)
-    samples: int = Field(4, ge=1)  # completions per validation problem
+    samples: int = Field(default=4, ge=1)  # completions per validation problem
     select: Literal["avg", "greedy"] = "avg"  # on validation, never on test
     sampler: Literal["paired", "tpe"] = "paired"
     sampler_seed: int = 0
@@ -181,10 +184,10 @@ class EvaluationSpec(Strict):
     """The protocol of every evaluation; sampling is seeded, and equal for all arms of a seed."""
 
     samples: int = Field(ge=1)  # per test problem at the end of a run
-    curve_samples: int = Field(4, ge=1)  # per test problem along the way
+    curve_samples: int = Field(default=4, ge=1)  # per test problem along the way
     k: tuple[int, ...] = (1, 2, 4, 8)
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     greedy: bool = True
 
     @model_validator(mode="after")
@@ -200,8 +203,9 @@ class EvaluationSpec(Strict):
 class ControlArmsSpec(Strict):
     """The two controls beside the arms: no training, and training on random reward.
 
-    ``placebo`` names the arm it imitates: same parts, same chosen settings, but each completion's
-    verdict is a coin flip at the base's success rate, blind to what was written.
+    ``placebo`` names the arm it imitates: same parts, same chosen settings, but the verdicts are
+    shuffled over each sampling round's completions, so that they are blind to what was written and
+    yet as often right as the true ones.
     """
 
     base: bool = True
@@ -212,8 +216,8 @@ class RuntimeSpec(Strict):
     """What moves speed but no number beyond float rounding."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = Field(1, ge=1)
-    checkpoint_every: int = Field(1, ge=1)  # training steps
+    threads: int = Field(default=1, ge=1)
+    checkpoint_every: int = Field(default=1, ge=1)  # training steps
 
 
 class ExperimentSpec(Strict):
@@ -224,17 +228,17 @@ class ExperimentSpec(Strict):
     arms: tuple[str, ...] = Field(min_length=1)
     baseline: str | None = None  # the arm that paired differences refer to; default the first
     plugins: tuple[str, ...] = ()  # files that define arms, relative to the spec
-    controls: ControlArmsSpec = ControlArmsSpec()
+    controls: ControlArmsSpec = Field(default_factory=ControlArmsSpec)
     seeds: tuple[int, ...] = Field(min_length=1)
     model: ModelSpec
     data: DataSpec
-    reward: RewardSpec = RewardSpec()
+    reward: RewardSpec = Field(default_factory=RewardSpec)
     sampling: SamplingSpec
     optimizer: OptimizerSpec
     budget: BudgetSpec
     tuning: TuningSpec | None = None
     evaluation: EvaluationSpec
-    runtime: RuntimeSpec = RuntimeSpec()
+    runtime: RuntimeSpec = Field(default_factory=RuntimeSpec)
 
     @property
     def baseline_arm(self) -> str:

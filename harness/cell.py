@@ -1,0 +1,454 @@
+"""One cell of the matrix: one arm with its settings, one seed, one budget; start to finish."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.arm import Arm, parts
+from harness.arms import FoundArm, find_arms
+from harness.checkpoint import load_checkpoint, save_checkpoint, save_weights
+from harness.code import code_sha256, git_commit
+from harness.cost.flops import Convention
+from harness.cost.memory import PeakMeter
+from harness.cost.shape import ModelShape
+from harness.data import PromptSet, PromptStream, StreamHash, load_split, prompt_set, splits
+from harness.errors import CellError, DivergedError, InputError
+from harness.evaluate import Divergence, Evaluated, Protocol, evaluate
+from harness.footprint import memory_record
+from harness.identity import digest, tree
+from harness.knobs import turn
+from harness.learner import Learner
+from harness.ledger import Ledger
+from harness.models import (
+    Base,
+    Policy,
+    Reference,
+    build_critic,
+    load_base,
+    resolve_device,
+    trainable,
+)
+from harness.rewards.judge import MathsJudge, make_grader, reward_identity
+from harness.rewards.maths import MathGrader
+from harness.samplers import make_sampler
+from harness.spec.schema import ExperimentSpec
+from harness.store import CellFolder, chained, same
+from harness.train import Controls, Loop, Progress, step
+
+BASE, PLACEBO = "base", "placebo"
+ENTROPY_COEF = 0.0  # no arm has an entropy bonus; recorded so that one could not hide
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is to be run. ``arm`` may also be ``base`` or ``placebo``."""
+
+    arm: str
+    kind: str  # "seed" or "trial"
+    seed: int
+    limit: float
+    settings: tuple[tuple[str, Any], ...] = ()
+    trial: int | None = None
+
+    @property
+    def name(self) -> str:
+        if self.kind == "trial":
+            return f"trial-{self.trial:03d}-seed-{self.seed}"
+        return f"seed-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all cells of an experiment share."""
+
+    spec: ExperimentSpec
+    root: Path  # the folder that the spec's plugin paths are relative to
+    results: Path
+
+    def arms(self) -> dict[str, FoundArm]:
+        return find_arms(self.spec.arms, [self.root / p for p in self.spec.plugins])
+
+
+def configured(
+    spec: ExperimentSpec, arm: Arm, settings: Mapping[str, Any]
+) -> tuple[ExperimentSpec, Arm]:
+    """Spec and arm with tuned settings put in: controls by spec path, knobs by part path."""
+    for path, value in settings.items():
+        head = path.partition(".")[0]
+        if head in ("optimizer",):
+            name = path.partition(".")[2]
+            merged = spec.optimizer.model_dump() | {name: value}
+            spec = spec.model_copy(update={"optimizer": type(spec.optimizer)(**merged)})
+        else:
+            arm = turn(arm, path, value)
+    return spec, arm
+
+
+def run_cell(context: Context, cell: Cell) -> None:
+    """Run a cell to its end, from its checkpoint if it has one; errors are stored beside it.
+
+    Raises:
+        CellError, InputError: after having been written to ``error.json``.
+    """
+    folder = CellFolder(context.results / "runs" / cell.arm / cell.name)
+    if folder.done:
+        return
+    folder.path.mkdir(parents=True, exist_ok=True)
+    try:
+        CellRun(context, cell, folder).run()
+        folder.clear_error()
+    except Exception as error:
+        if cell.kind == "trial" and isinstance(error, DivergedError):
+            folder.write("done.json", {"status": "diverged", "reason": str(error)})
+            return
+        line = (
+            str(error)
+            if isinstance(error, (CellError, InputError))
+            else (f"{type(error).__name__}: {error}")
+        )
+        folder.write(
+            "error.json",
+            {
+                "error": line,
+                "traceback": traceback.format_exc(),
+                "where": f"{cell.arm}/{cell.name}",
+            },
+        )
+        raise
+
+
+class CellRun:
+    """A cell in progress."""
+
+    def __init__(self, context: Context, cell: Cell, folder: CellFolder) -> None:
+        self.context, self.cell, self.folder = context, cell, folder
+        found = context.arms()
+        like = context.spec.controls.placebo if cell.arm == PLACEBO else cell.arm
+        is_base = cell.arm == BASE
+        self.found = None if is_base else found[str(like)]
+        declared = None if self.found is None else self.found.arm
+        self.spec, self.arm = context.spec, declared
+        if declared is not None:
+            self.spec, self.arm = configured(context.spec, declared, dict(cell.settings))
+        runtime = self.spec.runtime
+        torch.set_num_threads(runtime.threads)
+        self.device = resolve_device(runtime.device)
+        self.base = load_base(self.spec.model, self.device)
+        self.sets = self._prompt_sets()
+
+    def _prompt_sets(self) -> dict[str, PromptSet]:
+        return {
+            name: prompt_set(
+                name, load_split(f"data.{name}", split).problems, self.spec,
+                self.base.tokenizer, self.base.context,
+            )
+            for name, split in splits(self.spec).items()
+        }  # fmt: skip
+
+    def run(self) -> None:
+        with make_grader(self.spec.reward) as grader, PeakMeter(str(self.device)) as meter:
+            if self.arm is None:
+                self._run_base(grader)
+            else:
+                self._run_arm(self.arm, grader, meter)
+
+    # -- the control without training ---------------------------------------------------------
+
+    def _run_base(self, grader: MathGrader) -> None:
+        policy = Policy(self.base.model, self.spec.sampling.temperature)
+        sampler = make_sampler(self.spec, self.base.model, self.base)
+        shapes = {"policy": ModelShape.from_model(self.base.model)}
+        self._write_identity(None, shapes)
+        self.folder.rewind({})
+        chain = ""
+        for name in self._tests():
+            start = time.perf_counter()
+            found = evaluate(
+                name, self.sets[name], self._protocol(self.spec.evaluation.samples), sampler,
+                grader, self._divergence(policy, None),
+            )  # fmt: skip
+            record = {"at": 0.0, "step": 0, "spent": Ledger(shapes).spent(), "purpose": "final"}
+            chain = self._store_evaluation(found, record, self.spec.evaluation.samples, chain)
+            self._time_evaluation(0.0, start)
+        self._finish(Ledger(shapes), 0, "", chain)
+
+    # -- an arm -------------------------------------------------------------------------------
+
+    def _run_arm(self, arm: Arm, grader: MathGrader, meter: PeakMeter) -> None:
+        loop = self._build(arm, grader)
+        self._write_identity(arm, loop.ledger.shapes)
+        state = load_checkpoint(self.folder.path / "checkpoint", loop.learner) or {}
+        self._restore(loop, state)
+        chains = {"steps": state.get("chain", ""), "evals": state.get("evals_chain", "")}
+        done_shares: list[float] = list(state.get("evaluated", []))
+        every = self.spec.runtime.checkpoint_every
+        while not loop.finished:
+            record = chained(step(loop), chains["steps"])
+            chains["steps"] = record["chain"]
+            self.folder.append("steps.jsonl", record)
+            self.folder.append("timing.jsonl", {
+                "step": record["step"], "seconds": dict(loop.ledger.seconds),
+                "total_seconds": loop.ledger.total_seconds,
+            })  # fmt: skip
+            due = self._due(loop, done_shares)
+            if due:
+                chains["evals"] = self._evaluate(loop, grader, due, chains["evals"])
+                done_shares += due
+            if loop.progress.step % every == 0 or loop.finished:
+                self._checkpoint(loop, chains, done_shares)
+        self.folder.write("memory.json", memory_record(self.spec, loop, meter))
+        save_weights(self.folder.path / "checkpoint", loop.learner)
+        self._finish(loop.ledger, loop.progress.step, chains["steps"], chains["evals"])
+
+    def _build(self, arm: Arm, grader: MathGrader) -> Loop:
+        """Policy, reference and critic as the arm needs them, and the loop around them."""
+        spec, seed = self.spec, self.cell.seed
+        arm.check(spec.sampling.completions_per_prompt)
+        lora = spec.model.lora
+        model = trainable(self.base.model, lora, seed)
+        if spec.model.gradient_checkpointing:
+            model.gradient_checkpointing_enable()  # type: ignore[operator]
+            model.train()
+        policy = Policy(model, spec.sampling.temperature)
+        reference = None
+        if arm.kl.needs_reference:
+            reference = Reference(
+                model if lora else self.base.model, spec.sampling.temperature,
+                adapters_off=lora is not None,
+            )  # fmt: skip
+        critic = build_critic(self.base, arm.critic.init, lora, seed) if arm.critic else None
+        learner = Learner(arm, policy, critic, spec.optimizer)
+        shapes = {"policy": ModelShape.from_model(model)}  # type: ignore[arg-type]
+        if reference is not None:
+            shapes["reference"] = ModelShape.from_model(self.base.model)
+        if critic is not None:
+            shapes["critic"] = critic_shape(critic, self.base)
+        train_set = self.sets["train"]
+        budget = spec.budget.model_copy(update={"limit": self.cell.limit})
+        controls = Controls(seed, spec.sampling, spec.optimizer, budget)
+        judge = MathsJudge(
+            grader, train_set.problems, spec.reward, placebo=self.cell.arm == PLACEBO
+        )
+        return Loop(
+            arm=arm,
+            controls=controls,
+            learner=learner,
+            reference=reference,
+            sampler=make_sampler(spec, model, self.base),
+            prompts=PromptStream(train_set, seed),
+            judge=judge,
+            ledger=Ledger(shapes, convention(spec)),
+            progress=Progress(
+                kl_coef=arm.kl.initial_coef, stream=StreamHash(spec.sampling.prompts_per_step)
+            ),
+        )
+
+    def _restore(self, loop: Loop, state: Mapping[str, Any]) -> None:
+        self.folder.rewind(state.get("sizes", {}))
+        if not state:
+            return
+        p = loop.progress
+        p.step, p.cursor, p.kl_coef = state["step"], state["cursor"], state["kl_coef"]
+        p.optimizer_steps = state["optimizer_steps"]
+        p.collected_nothing = state["collected_nothing"]
+        p.stream.restore(state["stream"])
+        loop.ledger.restore(state["ledger"])
+        loop.sampler.load(loop.learner.policy.model)
+
+    def _checkpoint(self, loop: Loop, chains: Mapping[str, str], shares: list[float]) -> None:
+        p = loop.progress
+        save_checkpoint(
+            self.folder.path / "checkpoint",
+            loop.learner,
+            {
+                "step": p.step, "cursor": p.cursor, "kl_coef": p.kl_coef,
+                "optimizer_steps": p.optimizer_steps, "collected_nothing": p.collected_nothing,
+                "stream": p.stream.state(), "ledger": loop.ledger.state(),
+                "chain": chains["steps"], "evals_chain": chains["evals"],
+                "evaluated": shares, "sizes": self.folder.sizes(),
+            },
+        )  # fmt: skip
+
+    # -- evaluation ---------------------------------------------------------------------------
+
+    def _tests(self) -> list[str]:
+        return [name for name in self.sets if name.startswith("test.")]
+
+    def _protocol(self, samples: int) -> Protocol:
+        e, s = self.spec.evaluation, self.spec.sampling
+        return Protocol(samples, e.temperature, e.top_p, s.max_new_tokens, s.stop,
+                        self.cell.seed, e.greedy)  # fmt: skip
+
+    def _divergence(self, policy: Policy, reference: Reference | None) -> Divergence:
+        if reference is None:
+            lora = self.spec.model.lora is not None and policy.model is not self.base.model
+            reference = Reference(policy.model if lora else self.base.model, policy.temperature,
+                                  adapters_off=lora)  # fmt: skip
+        return Divergence(policy, reference, self.spec.evaluation.curve_samples,
+                          self.spec.optimizer.micro_batch)  # fmt: skip
+
+    def _due(self, loop: Loop, done: list[float]) -> list[float]:
+        shares = self.spec.budget.evaluate_at if self.cell.kind == "seed" else (1.0,)
+        share = 1.0 if loop.finished else loop.share_spent
+        return [s for s in shares if s <= share and s not in done]
+
+    def _evaluate(self, loop: Loop, grader: MathGrader, due: list[float], chain: str) -> str:
+        """Evaluate now, for every share of the budget just passed."""
+        e = self.spec.evaluation
+        names, samples, purpose = self._tests(), e.curve_samples, "curve"
+        if self.cell.kind == "trial":
+            assert self.spec.tuning is not None
+            names, samples, purpose = ["validation"], self.spec.tuning.samples, "tuning"
+        elif 1.0 in due:
+            samples, purpose = e.samples, "final"
+        start = time.perf_counter()
+        for name in names:
+            found = evaluate(
+                name, self.sets[name], self._protocol(samples), loop.sampler, grader,
+                self._divergence(loop.learner.policy, loop.reference),
+            )  # fmt: skip
+            for share in due:
+                record = {"at": share, "step": loop.progress.step, "spent": loop.ledger.spent(),
+                          "purpose": purpose}  # fmt: skip
+                chain = self._store_evaluation(found, record, samples, chain)
+        self._time_evaluation(due[-1], start)
+        return chain
+
+    def _store_evaluation(
+        self, found: Evaluated, record: dict[str, Any], samples: int, chain: str
+    ) -> str:
+        protocol = asdict(self._protocol(samples))
+        record = chained(record | found.record | {"protocol": tree(protocol)}, chain)
+        self.folder.append("evals.jsonl", record)
+        if record["purpose"] == "final":
+            self.folder.append(
+                "samples.jsonl", *({"split": record["split"]} | sample for sample in found.samples)
+            )
+        return record["chain"]
+
+    def _time_evaluation(self, at: float, start: float) -> None:
+        seconds = time.perf_counter() - start
+        self.folder.append("timing.jsonl", {"evaluation": at, "seconds": seconds})
+
+    # -- records ------------------------------------------------------------------------------
+
+    def _write_identity(self, arm: Arm | None, shapes: Mapping[str, ModelShape]) -> None:
+        record = identity(self, arm, shapes)
+        if self.folder.started:
+            if not same(self.folder.json("run.json"), record):
+                raise InputError(
+                    f"{self.folder.path}/run.json was made by another spec or code version; "
+                    "move the results folder away, or run the version that made it"
+                )
+        else:
+            self.folder.write("run.json", record)
+        self.folder.write("environment.json", environment(self.spec))
+
+    def _finish(self, ledger: Ledger, steps: int, chain: str, evals_chain: str) -> None:
+        done: dict[str, Any] = {
+            "status": "done", "steps": steps, "spent": ledger.spent(), "flops": ledger.flops,
+            "last_chain": chain, "evals_chain": evals_chain,
+        }  # fmt: skip
+        if self.cell.kind == "trial":
+            done["selected_metric"] = self._selected()
+        self.folder.write("done.json", done)
+
+    def _selected(self) -> dict[str, Any]:
+        """The validation score that tuning chooses by."""
+        assert self.spec.tuning is not None
+        name = self.spec.tuning.select
+        return {"name": name, "value": selection_score(self.folder.lines("evals.jsonl")[-1], name)}
+
+
+def selection_score(record: Mapping[str, Any], select: str) -> float:
+    """The metric of an evaluation that tuning selects by: mean over problems."""
+    problems = record["problems"]
+    if select == "greedy":
+        return sum(p["greedy"] for p in problems) / len(problems)
+    return sum(p["correct"] / p["n"] for p in problems) / len(problems)
+
+
+def convention(spec: ExperimentSpec) -> Convention:
+    """How FLOPs are counted for this experiment's models."""
+    checkpointing = spec.model.gradient_checkpointing
+    return Convention(
+        recompute=checkpointing,
+        fused=spec.model.attention == "flash_attention_2",
+        input_gradients=spec.model.lora is not None and checkpointing,
+    )
+
+
+def critic_shape(critic: Any, base: Base) -> ModelShape:
+    """The critic's shape: the base's trunk with a scalar head, trained as it is."""
+    adapters = ModelShape.from_config(base.model.config, scalar_head=True, head_bias=True)
+    trained = [p.numel() for p in critic.parameters() if p.requires_grad]
+    return dataclasses.replace(
+        adapters,
+        parameters=sum(p.numel() for p in critic.parameters()),
+        trainable=sum(trained),
+        trainable_tensors=len(trained),
+    )
+
+
+def identity(run: CellRun, arm: Arm | None, shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
+    """``run.json``: what a cell is, as docs/results.md describes it."""
+    spec, cell = run.spec, run.cell
+    controls = {
+        name: getattr(spec, name).model_dump(mode="json")
+        for name in ("model", "data", "reward", "sampling", "optimizer", "evaluation")
+    } | {"entropy_coef": ENTROPY_COEF}
+    budget = spec.budget.model_dump(mode="json") | {"limit": cell.limit}
+    return {
+        "format": 1,
+        "arm": cell.arm, "kind": cell.kind, "trial": cell.trial, "seed": cell.seed,
+        "origin": run.found.origin if run.found else "control",
+        "parts": parts(arm) if arm else None,
+        "declared_parts": parts(run.found.arm) if run.found else None,
+        "settings": dict(cell.settings),
+        "controls": controls,
+        "budget": budget if arm else None,
+        "hashes": input_hashes(run.context.spec, run.base, run.sets),
+        "shapes": {role: tree(asdict(shape)) for role, shape in sorted(shapes.items())},
+        "placebo_of": spec.controls.placebo if cell.arm == PLACEBO else None,
+    }  # fmt: skip
+
+
+def input_hashes(spec: ExperimentSpec, base: Base, sets: Mapping[str, PromptSet]) -> dict[str, str]:
+    """The hash of everything that goes into a run."""
+    return {
+        "spec": digest(spec.model_dump(mode="json", exclude={"runtime"})),
+        "model": base.model_sha256,
+        "tokenizer": base.tokenizer_sha256,
+        "code": code_sha256(),
+        "reward": digest(reward_identity(spec.reward)),
+    } | {f"data.{name}": problems.sha256 for name, problems in sets.items()}
+
+
+PACKAGES = ("torch", "transformers", "numpy", "peft", "math-verify", "optuna", "datasets")
+
+
+def environment(spec: ExperimentSpec) -> dict[str, Any]:
+    """Where a cell ran."""
+    cuda = torch.cuda.is_available()
+    return {
+        "commit": git_commit(),
+        "python": sys.version.split()[0],
+        "packages": {name: version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if cuda else None,
+        "threads": spec.runtime.threads,
+    }

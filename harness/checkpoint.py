@@ -1,0 +1,87 @@
+"""A run's latest state on disk, from which it goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from harness.errors import CellError
+from harness.learner import Learner
+from harness.store import disk_errors, read_json, write_json
+
+
+def save_checkpoint(folder: Path, learner: Learner, state: Mapping[str, Any]) -> None:
+    """Write weights, optimizer moments and state; the old checkpoint stands until the new is whole.
+
+    No random state is held: every stream is a function of seed and step.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"step-{state['step']:07d}.safetensors"
+    with disk_errors(folder / name):
+        _save(folder / name, dict(learner.tensors()))
+    write_json(folder / "state.json", {**state, "tensors": name})
+    for old in folder.glob("step-*.safetensors"):
+        if old.name != name:
+            old.unlink()
+
+
+def load_checkpoint(folder: Path, learner: Learner) -> dict[str, Any] | None:
+    """Put the saved state back; None where there is none.
+
+    Raises:
+        CellError: the checkpoint does not fit the run.
+    """
+    if not (folder / "state.json").exists():
+        return None
+    state: dict[str, Any] = read_json(folder / "state.json")
+    path = folder / state["tensors"]
+    try:
+        learner.restore(load_file(path))
+    except (OSError, KeyError, RuntimeError) as error:
+        raise CellError(
+            f"{path}: cannot be resumed from ({error}); delete the folder to start anew"
+        ) from error
+    return state
+
+
+def save_weights(folder: Path, learner: Learner) -> None:
+    """The trained policy alone, for evaluation after the run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {
+        name.removeprefix("policy/"): tensor
+        for name, tensor in learner.tensors()
+        if name.startswith("policy/")
+    }
+    with disk_errors(folder / "policy.safetensors"):
+        _save(folder / "policy.safetensors", weights)
+    for old in (*folder.glob("step-*.safetensors"), folder / "state.json"):
+        old.unlink(missing_ok=True)
+
+
+def load_weights(path: Path, model: torch.nn.Module) -> None:
+    """Put saved policy weights into a model of the same shape.
+
+    Raises:
+        CellError: they do not fit.
+    """
+    parameters = dict(model.named_parameters())
+    for name, tensor in load_file(path).items():
+        if name not in parameters or parameters[name].shape != tensor.shape:
+            raise CellError(f"{path}: {name} does not fit the model")
+        parameters[name].data.copy_(tensor)
+
+
+def _save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary)
+        temporary.replace(path)
+    except Exception as error:
+        temporary.unlink(missing_ok=True)
+        if "No space left" in str(error):  # safetensors raises an error of its own
+            raise OSError(28, "No space left on device", str(path)) from error
+        raise

@@ -1,0 +1,141 @@
+"""One experiment from spec to finished matrix: lock, tune, run; then certificate and report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from harness.cell import Cell, Context, run_cell
+from harness.errors import InputError
+from harness.lock import agree, make_lock, read_lock, write_lock
+from harness.matrix import Matrix
+from harness.schedule import Ended, execute
+from harness.spec.load import load_spec
+from harness.store import write_json
+
+
+def open_context(
+    spec_file: Path, overrides: Sequence[str], plugins: Sequence[Path], results: Path | None
+) -> Context:
+    """A spec with its overrides and extra plugin files, and the folder its results go to.
+
+    Raises:
+        InputError: a bad spec.
+    """
+    spec = load_spec(spec_file, overrides)
+    root = spec_file.parent.resolve()
+    extra = tuple(os.path.relpath(p.resolve(), root) for p in plugins)
+    if extra:
+        spec = spec.model_copy(update={"plugins": (*spec.plugins, *extra)})
+    return Context(spec, root, (results or Path("results") / spec.name).resolve())
+
+
+@dataclass
+class Outcome:
+    """How a run of the matrix ended."""
+
+    done: int
+    failed: list[tuple[str, str, str]]  # arm, cell, error
+    missing: int
+
+
+def run_experiment(
+    context: Context,
+    width: int,
+    *,
+    on_lock: Callable[[], None] = lambda: None,
+    on_end: Callable[[Ended[Cell], Matrix], None] = lambda ended, matrix: None,
+    on_tick: Callable[[Sequence[Cell], Matrix], None] = lambda running, matrix: None,
+) -> Outcome:
+    """Run every cell that is missing; a failed cell is tried once more, from its checkpoint.
+
+    Raises:
+        InputError: bad input, another process on the folder, or a folder of another spec.
+    """
+    matrix = Matrix(context)
+    with matrix.store.exclusive():
+        ensure_lock(context)
+        on_lock()
+        failed_now: set[tuple[str, str]] = set()
+
+        def ready() -> list[Cell]:
+            return [
+                cell
+                for cell in matrix.known()
+                if not matrix.folder(cell).done and (cell.arm, cell.name) not in failed_now
+            ]
+
+        def ended(end: Ended[Cell]) -> None:
+            folder = matrix.folder(end.job)
+            if not folder.done:
+                failed_now.add((end.job.arm, end.job.name))
+                _note_death(end, folder.path)
+            if end.job.kind == "trial":
+                matrix.write_tuning(end.job.arm)
+            on_end(end, matrix)
+
+        _set_threads(context.spec.runtime.threads)
+        execute(
+            ready, partial(run_cell_quietly, context), width,
+            preload=("harness.cell",), on_end=ended,
+            on_tick=lambda running: on_tick(running, matrix),
+        )  # fmt: skip
+    return outcome(matrix)
+
+
+def run_cell_quietly(context: Context, cell: Cell) -> None:
+    """``run_cell`` with its process's chatter in the cell's own log."""
+    folder = context.results / "runs" / cell.arm / cell.name
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "log.txt").open("a") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        run_cell(context, cell)
+
+
+def ensure_lock(context: Context) -> None:
+    """Write the lock, or check that the folder's lock is of this very spec and code."""
+    path = context.results / "spec.lock.yaml"
+    lock = make_lock(context)
+    if path.exists():
+        agree(read_lock(path), lock, path)
+        return
+    if (context.results / "runs").exists():
+        raise InputError(f"{context.results}: has runs but no spec.lock.yaml; move the folder away")
+    write_lock(path, lock)
+
+
+def outcome(matrix: Matrix) -> Outcome:
+    """What stands on disk, against what should."""
+    done, failed, missing = 0, [], 0
+    for arm, name in matrix.expected():
+        folder = matrix.store.cell(arm, name)
+        if folder.done:
+            done += 1
+        elif folder.failed:
+            failed.append((arm, name, folder.json("error.json")["error"]))
+        else:
+            missing += 1
+    return Outcome(done, failed, missing)
+
+
+def _note_death(end: Ended[Cell], path: Path) -> None:
+    """A process killed from outside leaves no error of its own: write down what is known."""
+    if (path / "error.json").exists() and end.signal is None:
+        return
+    how = f"signal {end.signal}" if end.signal else "without a word"
+    mend = "out of memory?" if end.signal == 9 else "see log.txt"
+    write_json(path / "error.json", {
+        "error": f"its process ended by {how} ({mend}); `harness run` goes on from the checkpoint",
+        "where": f"{end.job.arm}/{end.job.name}", "traceback": None,
+    })  # fmt: skip
+
+
+def _set_threads(threads: int) -> None:
+    """Numerical libraries read these when a process starts."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -1,0 +1,146 @@
+"""``spec.lock.yaml``: what was promised before the first cell ran, with the hash of every input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.arm import parts
+from harness.cell import Context, input_hashes
+from harness.data import PromptSet, PromptStream, StreamHash, load_split, prompt_set, splits
+from harness.errors import InputError
+from harness.models import load_base, resolve_device
+from harness.rewards.judge import make_grader
+from harness.spec.load import read_yaml
+from harness.spec.schema import ExperimentSpec
+from harness.store import write_text
+from harness.tasks.contamination import overlap
+from harness.tune import space
+
+STREAM_EPOCHS = 2  # of the training split, as far as the promised stream hashes reach
+STREAM_BLOCKS = 4000
+
+
+def make_lock(context: Context) -> dict[str, Any]:
+    """Resolve and hash everything; refuse what could not run.
+
+    Raises:
+        InputError: an arm, model, data file or gold answer that will not do.
+    """
+    spec = context.spec
+    found = context.arms()
+    for arm in found.values():
+        arm.arm.check(spec.sampling.completions_per_prompt)
+        _check_groups(spec, arm.arm.name, arm.arm.group_size(spec.sampling.completions_per_prompt))
+        if spec.tuning:
+            space(spec, arm.arm)
+    base = load_base(spec.model, resolve_device(spec.runtime.device))
+    loaded = {name: load_split(f"data.{name}", split) for name, split in splits(spec).items()}
+    sets = {
+        name: prompt_set(name, data.problems, spec, base.tokenizer, base.context)
+        for name, data in loaded.items()
+    }
+    with make_grader(spec.reward) as grader:
+        for problems in sets.values():
+            grader.check_golds(
+                [p.id for p in problems.problems], [p.answer for p in problems.problems]
+            )
+    return {
+        "format": 1,
+        "spec": spec.model_dump(mode="json"),
+        "arms": {
+            name: {"origin": arm.origin, "source": arm.arm.source, "parts": parts(arm.arm)}
+            for name, arm in found.items()
+        },
+        "hashes": input_hashes(spec, base, sets),
+        "data": {
+            name: {
+                "problems": len(data.problems),
+                "from": data.description,
+                "file_sha256": data.file_sha256,
+                "revision": data.revision,
+                "notes": list(data.notes),
+            }
+            for name, data in loaded.items()
+        },
+        "streams": {
+            str(seed): promised_stream(spec, sets["train"], seed)
+            for seed in (*spec.seeds, *(spec.tuning.seeds if spec.tuning else ()))
+        },
+        "evaluation_problems": {name: problems.sha256 for name, problems in sets.items()},
+        "contamination": contamination(spec, loaded),
+    }
+
+
+def contamination(spec: ExperimentSpec, loaded: dict[str, Any]) -> dict[str, Any]:
+    """How much of each held-out split stands in the training split."""
+    from harness.tasks import TASKS
+
+    train = loaded["train"]
+    return {
+        name: overlap(
+            train.problems,
+            data.problems,
+            spec.data.contamination_ngram,
+            whole=TASKS[data.task].procedural,
+        ).to_json()
+        for name, data in loaded.items()
+        if name != "train"
+    }
+
+
+def promised_stream(spec: ExperimentSpec, train: PromptSet, seed: int) -> dict[str, str]:
+    """Hashes of the first N prompts that this seed's training will draw."""
+    every = spec.sampling.prompts_per_step
+    stream, running = PromptStream(train, seed), StreamHash(every)
+    blocks = min(max(1, STREAM_EPOCHS * len(train.problems) // every), STREAM_BLOCKS)
+    ids = [train.problems[i].id for i in stream.take(0, blocks * every)]
+    return running.add(ids)
+
+
+def _check_groups(spec: ExperimentSpec, name: str, size: int) -> None:
+    s = spec.sampling
+    batch = s.prompts_per_step * s.completions_per_prompt
+    if batch % size:
+        raise InputError(
+            f"arm {name!r}: its group of {size} does not divide the batch of {batch} completions "
+            f"(sampling.prompts_per_step {s.prompts_per_step} x completions_per_prompt "
+            f"{s.completions_per_prompt})"
+        )
+
+
+def write_lock(path: Path, lock: dict[str, Any]) -> None:
+    header = "# Written before the first cell ran. Do not edit: results are checked against it.\n"
+    write_text(path, header + yaml.safe_dump(lock, sort_keys=True, width=120, allow_unicode=True))
+
+
+def read_lock(path: Path) -> dict[str, Any]:
+    """The lock of a results folder.
+
+    Raises:
+        InputError: missing or malformed.
+    """
+    lock = read_yaml(path)
+    if not isinstance(lock, dict) or lock.get("format") != 1:
+        raise InputError(f"{path} is not a lock of this version")
+    return lock
+
+
+def agree(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
+    """Refuse to add results of one spec to a folder of another.
+
+    Raises:
+        InputError: naming the first key that differs.
+    """
+    for part in ("spec", "arms", "hashes"):
+        before, now = dict(old.get(part, {})), dict(new[part])
+        before.pop("runtime", None)
+        now.pop("runtime", None)
+        for key in sorted(before.keys() | now.keys()):
+            if before.get(key) != now.get(key):
+                raise InputError(
+                    f"{path}: was made by another {part} ({part}.{key} differs); move the folder "
+                    "away, use --results for another, or restore what made it"
+                )

@@ -1,0 +1,68 @@
+"""From completions to scores: the verdict's worth and the format term, or a placebo's shuffle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.rewards.maths import MathGrader, Verdict
+from harness.samplers.sampler import Drawn
+from harness.spec.schema import RewardSpec
+from harness.tasks.task import Problem
+
+JUDGE_VERSION = 1
+
+
+def make_grader(spec: RewardSpec) -> MathGrader:
+    """The grader of a spec; its processes start only when an answer needs them."""
+    return MathGrader(
+        workers=spec.workers,
+        timeout_seconds=spec.timeout_seconds,
+        memory_mb=spec.memory_mb,
+        answer_format=spec.answer_format,
+    )
+
+
+def reward_identity(spec: RewardSpec) -> dict[str, object]:
+    """What a reward is pinned by: its rule's versions and what a verdict is worth."""
+    return {
+        "grader": MathGrader.version,
+        "judge": JUDGE_VERSION,
+        "answer_format": spec.answer_format,
+        "correct": spec.correct,
+        "wrong": spec.wrong,
+        "format": spec.format,
+    }
+
+
+@dataclass(frozen=True)
+class MathsJudge:
+    """``correct`` or ``wrong`` by the verdict, plus ``format`` where an answer was found.
+
+    A grader time-out or error scores like a wrong answer, but keeps its own outcome, which every
+    step records and the report shows.
+    """
+
+    grader: MathGrader
+    problems: Sequence[Problem]
+    spec: RewardSpec
+    placebo: bool = False
+
+    def __call__(
+        self, indices: list[int], drawn: Drawn, seed: int
+    ) -> tuple[list[Verdict], Tensor, Tensor, Tensor]:
+        verdicts = self.grader.grade(
+            [self.problems[i].answer for i in indices], drawn.texts, drawn.finished.tolist()
+        )
+        order = list(range(len(verdicts)))
+        if self.placebo:
+            generator = torch.Generator().manual_seed(seed)
+            order = torch.randperm(len(verdicts), generator=generator).tolist()
+        judged = [verdicts[i] for i in order]
+        correct = torch.tensor([v.correct for v in judged])
+        bonus = torch.tensor([self.spec.format * (v.extracted is not None) for v in judged])
+        value = torch.where(correct, self.spec.correct, self.spec.wrong)
+        return verdicts, (value + bonus).float(), bonus.float(), correct

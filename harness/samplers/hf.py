@@ -1,0 +1,187 @@
+"""Sampling with transformers, in process: the reference engine, and the one for a CPU.
+
+A loop of our own, because ``generate`` takes top-k, penalties and more from a model's generation
+config, unseen. Each token is the inverse of its distribution at a uniform number fixed for its row
+and position, so batching changes nothing and two arms of one seed share their luck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedTokenizerBase
+
+from harness.samplers.sampler import Decoding, Drawn, left_pad, uniforms
+
+
+class HFSampler:
+    """Draws from the very model that is trained, so it never holds stale weights."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        eos_token_ids: Sequence[int],
+        engine_batch: int,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.eos = torch.tensor(list(eos_token_ids))
+        self.engine_batch = engine_batch
+
+    def load(self, model: nn.Module) -> None:
+        self.model = model
+
+    @torch.no_grad()
+    def draw(
+        self, prompts: Sequence[Sequence[int]], group_size: int, decoding: Decoding, seed: int
+    ) -> Drawn:
+        """Draw ``group_size`` completions of each prompt."""
+        device = next(self.model.parameters()).device
+        pad = int(self.tokenizer.pad_token_id)  # type: ignore[arg-type]
+        ids, mask = left_pad(prompts, pad)
+        chance = uniforms(len(prompts) * group_size, decoding.max_new_tokens, seed)
+        tokens, logprobs, lengths, finished = [], [], [], []
+        step = max(1, self.engine_batch // group_size)
+        for start in range(0, len(prompts), step):
+            rows = slice(start, start + step)
+            part = _decode(
+                self.model,
+                ids[rows].to(device),
+                mask[rows].to(device),
+                chance[start * group_size : (start + step) * group_size].to(device),
+                group_size,
+                decoding,
+                self.eos.to(device),
+                self._stops(decoding),
+            )
+            for store, value in zip((tokens, logprobs, lengths, finished), part, strict=True):
+                store.append(value)
+        length = torch.cat(lengths)
+        width = max(int(length.max()), 1)
+        completion_mask = torch.arange(width, device=device)[None] < length[:, None]
+        completion_ids = torch.cat(tokens)[:, :width].masked_fill(~completion_mask, pad)
+        return Drawn(
+            prompt_ids=ids.to(device).repeat_interleave(group_size, 0),
+            prompt_mask=mask.to(device).repeat_interleave(group_size, 0),
+            completion_ids=completion_ids,
+            mask=completion_mask,
+            finished=torch.cat(finished),
+            logprobs=torch.cat(logprobs)[:, :width].masked_fill(~completion_mask, 0.0),
+            texts=tuple(
+                self._text(row, m)
+                for row, m in zip(completion_ids.tolist(), length.tolist(), strict=True)
+            ),
+        )
+
+    def _text(self, ids: list[int], length: int) -> str:
+        text = self.tokenizer.decode(ids[:length], skip_special_tokens=True)
+        return text if isinstance(text, str) else "".join(text)
+
+    def _stops(self, decoding: Decoding) -> Any:
+        if not decoding.stop:
+            return None
+
+        def stopped(tails: Tensor) -> Tensor:
+            texts = self.tokenizer.batch_decode(tails, skip_special_tokens=True)
+            found = [any(s in text for s in decoding.stop) for text in texts]
+            return torch.tensor(found, device=tails.device)
+
+        return stopped
+
+
+STOP_WINDOW = 16  # tokens looked back on for a stop string
+
+
+def _decode(
+    model: nn.Module,
+    ids: Tensor,
+    mask: Tensor,
+    chance: Tensor,
+    group_size: int,
+    decoding: Decoding,
+    eos: Tensor,
+    stopped: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens, their log-probs, lengths and whether each row ended by itself.
+
+    Rows that have ended leave the batch once half of it has, which changes no other row.
+    """
+    rows = len(ids) * group_size
+    limit = decoding.max_new_tokens
+    tokens = torch.zeros((rows, limit), dtype=torch.long, device=ids.device)
+    logprobs = torch.zeros((rows, limit), device=ids.device)
+    lengths = torch.full((rows,), limit, device=ids.device)
+    finished = torch.zeros(rows, dtype=torch.bool, device=ids.device)
+    position = mask.long().cumsum(1).sub(1).clamp(min=0)
+    out: Any = model(
+        input_ids=ids,
+        attention_mask=mask.long(),
+        position_ids=position,
+        past_key_values=DynamicCache(),
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    cache, logits = out.past_key_values, out.logits[:, -1].repeat_interleave(group_size, 0)
+    cache.batch_repeat_interleave(group_size)
+    mask = mask.long().repeat_interleave(group_size, 0)
+    next_position = position[:, -1:].repeat_interleave(group_size, 0) + 1
+    alive = torch.arange(rows, device=ids.device)
+    for t in range(limit):
+        token, logprob = _choose(logits, chance[alive, t], decoding)
+        tokens[alive, t], logprobs[alive, t] = token, logprob
+        ended = torch.isin(token, eos)
+        if stopped is not None:
+            ended |= stopped(tokens[alive, max(0, t + 1 - STOP_WINDOW) : t + 1])
+        ended &= ~finished[alive]  # a row that has ended keeps its length
+        lengths[alive[ended]] = t + 1
+        finished[alive[ended]] = True
+        going = ~finished[alive]
+        if t + 1 == limit or not going.any():
+            break
+        if int(going.sum()) * 2 <= len(alive):
+            kept = going.nonzero().squeeze(1)
+            cache.batch_select_indices(kept)
+            alive, token, mask = alive[kept], token[kept], mask[kept]
+            next_position = next_position[kept]
+        mask = torch.cat([mask, mask.new_ones((len(mask), 1))], 1)
+        out = model(
+            input_ids=token[:, None],
+            attention_mask=mask,
+            position_ids=next_position,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        next_position = next_position + 1
+        cache, logits = out.past_key_values, out.logits[:, -1]
+    return tokens, logprobs, lengths, finished
+
+
+def _choose(logits: Tensor, chance: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+    """A token of each row, and its log-prob at the temperature (before top-p)."""
+    if decoding.greedy:
+        token = logits.argmax(1)
+        full = logits.float().log_softmax(1)
+        return token, full.gather(1, token[:, None]).squeeze(1)
+    full = (logits.float() / decoding.temperature).log_softmax(1)
+    probability = full.double().exp()
+    if decoding.top_p < 1:
+        probability = nucleus(probability, decoding.top_p)
+    ladder = probability.cumsum(1)
+    target = chance[:, None] * ladder[:, -1:]
+    token = torch.searchsorted(ladder, target, right=True).squeeze(1)
+    # The last token of non-zero probability bounds what rounding may reach.
+    last = (ladder < ladder[:, -1:]).sum(1)
+    token = torch.minimum(token, last)
+    return token, full.gather(1, token[:, None]).squeeze(1)
+
+
+def nucleus(probability: Tensor, top_p: float) -> Tensor:
+    """The smallest set of likeliest tokens that holds ``top_p`` of the mass; the rest set to 0."""
+    ordered, index = probability.sort(1, descending=True)
+    above = ordered.cumsum(1) - ordered  # mass before each token
+    ordered = ordered.masked_fill(above >= top_p, 0.0)
+    return torch.zeros_like(probability).scatter(1, index, ordered)

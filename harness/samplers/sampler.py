@@ -1,0 +1,64 @@
+"""What a sampling engine is: it draws completions, and takes new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How completions are drawn. ``greedy`` takes the likeliest token, whatever the rest says."""
+
+    temperature: float
+    top_p: float
+    max_new_tokens: int
+    stop: tuple[str, ...] = ()
+    greedy: bool = False
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Completions of a batch of prompts; a group's rows are adjacent."""
+
+    prompt_ids: Int[Tensor, "B S"]
+    prompt_mask: Bool[Tensor, "B S"]
+    completion_ids: Int[Tensor, "B T"]
+    mask: Bool[Tensor, "B T"]
+    finished: Bool[Tensor, "B"]
+    logprobs: Float[Tensor, "B T"]  # at the temperature, before top-p
+    texts: tuple[str, ...]
+
+
+class Sampler(Protocol):
+    """An engine. The same seed, weights and prompts give the same completions."""
+
+    def draw(
+        self, prompts: Sequence[Sequence[int]], group_size: int, decoding: Decoding, seed: int
+    ) -> Drawn: ...
+
+    def load(self, model: nn.Module) -> None:
+        """Sample from these weights from now on."""
+        ...
+
+
+def left_pad(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Prompts as one left-padded tensor, and its mask."""
+    width = max(len(p) for p in prompts)
+    ids = torch.full((len(prompts), width), pad, dtype=torch.long)
+    mask = torch.zeros((len(prompts), width), dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(list(prompt))
+        mask[row, width - len(prompt) :] = True
+    return ids, mask
+
+
+def uniforms(rows: int, length: int, seed: int) -> Float[Tensor, "rows length"]:
+    """One number in [0, 1) for each row and position, whatever batches the rows are drawn in."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand((rows, length), generator=generator, dtype=torch.float64)
