@@ -79,9 +79,10 @@ class Arm:
         """
         size = self.group_size(completions_per_prompt)
         if size < self.advantage.min_group:
+            whose = "the arm sets" if self.sampling.group_size else "the spec gives"
             raise InputError(
                 f"arm {self.name!r}: {type(self.advantage).__name__} needs at least "
-                f"{self.advantage.min_group} completions per prompt, the spec gives {size}; "
+                f"{self.advantage.min_group} completions per prompt, {whose} {size}; "
                 f"raise sampling.completions_per_prompt"
             )
 

@@ -176,8 +176,8 @@ class CellRun:
         for name in self._tests():
             start = time.perf_counter()
             found = evaluate(
-                name, self.sets[name], self._protocol(self.spec.evaluation.samples), sampler,
-                grader, self._divergence(policy, None),
+                name, self.sets[name], self.protocol(self.spec.evaluation.samples), sampler,
+                grader, self.divergence(policy, None),
             )  # fmt: skip
             record = {"at": 0.0, "step": 0, "spent": Ledger(shapes).spent(), "purpose": "final"}
             chain = self._store_evaluation(found, record, self.spec.evaluation.samples, chain)
@@ -286,12 +286,12 @@ class CellRun:
     def _tests(self) -> list[str]:
         return [name for name in self.sets if name.startswith("test.")]
 
-    def _protocol(self, samples: int) -> Protocol:
+    def protocol(self, samples: int) -> Protocol:
         e, s = self.spec.evaluation, self.spec.sampling
         return Protocol(samples, e.temperature, e.top_p, s.max_new_tokens, s.stop,
                         self.cell.seed, e.greedy)  # fmt: skip
 
-    def _divergence(self, policy: Policy, reference: Reference | None) -> Divergence:
+    def divergence(self, policy: Policy, reference: Reference | None) -> Divergence:
         if reference is None:
             lora = self.spec.model.lora is not None and policy.model is not self.base.model
             reference = Reference(policy.model if lora else self.base.model, policy.temperature,
@@ -316,8 +316,8 @@ class CellRun:
         start = time.perf_counter()
         for name in names:
             found = evaluate(
-                name, self.sets[name], self._protocol(samples), loop.sampler, grader,
-                self._divergence(loop.learner.policy, loop.reference),
+                name, self.sets[name], self.protocol(samples), loop.sampler, grader,
+                self.divergence(loop.learner.policy, loop.reference),
             )  # fmt: skip
             for share in due:
                 record = {"at": share, "step": loop.progress.step, "spent": loop.ledger.spent(),
@@ -329,7 +329,7 @@ class CellRun:
     def _store_evaluation(
         self, found: Evaluated, record: dict[str, Any], samples: int, chain: str
     ) -> str:
-        protocol = asdict(self._protocol(samples))
+        protocol = asdict(self.protocol(samples))
         record = chained(record | found.record | {"protocol": tree(protocol)}, chain)
         self.folder.append("evals.jsonl", record)
         if record["purpose"] == "final":

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ def tree(value: Any) -> Any:
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: tree(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        head: dict[str, Any] = {"part": type(value).__name__}
+        head: dict[str, Any] = {"part": type(value).__name__} | _origin(type(value))
         version = getattr(value, "version", None)
         return head | ({"version": version} if version is not None else {}) | fields
     if isinstance(value, enum.Enum):
@@ -33,6 +34,15 @@ def tree(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"{type(value).__name__} has no stable form")
+
+
+def _origin(kind: type) -> dict[str, str]:
+    """Where a class from outside the harness is defined: a plugin's ``GAE`` is not ours."""
+    if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return {}
+    source = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    content = Path(source).read_bytes() if source else repr(kind).encode()
+    return {"module": f"{kind.__module__}#{hashlib.sha256(content).hexdigest()[:16]}"}
 
 
 def canonical(value: Any) -> str:

@@ -72,6 +72,12 @@ def turn(value: Any, path: str, setting: Any) -> Any:
         InputError: no such field.
     """
     head, _, rest = path.partition(".")
+    if isinstance(value, tuple) and head.isdigit() and int(head) < len(value):
+        at = int(head)
+        changed = turn(value[at], rest, setting) if rest else setting
+        return (*value[:at], changed, *value[at + 1 :])
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        raise InputError(f"no setting {path!r}: {value!r} has no settings of its own")
     names = [f.name for f in dataclasses.fields(value)]
     if head not in names:
         raise InputError(f"no setting {head!r} on {type(value).__name__}.{suggest(head, names)}")
@@ -86,5 +92,8 @@ def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, Any, dataclasses.Fie
         path = f"{prefix}{field.name}"
         if dataclasses.is_dataclass(child):
             yield from _leaves(child, f"{path}.")
+        elif isinstance(child, tuple) and any(map(dataclasses.is_dataclass, child)):
+            for index, item in enumerate(child):
+                yield from _leaves(item, f"{path}.{index}.")
         else:
             yield path, child, field

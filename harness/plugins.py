@@ -56,7 +56,8 @@ def load_file(path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise InputError(f"plugin file {path} does not exist; check the path")
-    name = f"harness_plugin_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    # Named after its content, so that a run's identity does not depend on where the file lies.
+    name = f"plugin_{path.stem}_{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

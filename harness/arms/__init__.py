@@ -51,6 +51,11 @@ def find_arms(names: Sequence[str], plugin_files: Sequence[Path] = ()) -> dict[s
         found = value if isinstance(value, FoundArm) else FoundArm(value, origin)
         if not isinstance(found.arm, Arm):
             raise InputError(f"arm {name!r} is a {type(value).__name__}, not a harness.arm.Arm")
+        if ARMS.get(found.arm.name, found.arm) is not found.arm:
+            raise InputError(
+                f"arm {name!r} ({found.origin}) calls itself {found.arm.name!r}, which is a "
+                "built-in arm; give it another name"
+            )
         if found.arm.name in found_arms:
             raise InputError(f"arms: {found.arm.name!r} is named twice")
         found_arms[found.arm.name] = found

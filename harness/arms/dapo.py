@@ -22,5 +22,5 @@ DAPO_FILTERED = DAPO.but(
     "dapo_overlong_filter",
     source="dapo with overlong filtering (sec. 3.4) in place of the soft punishment",
     shaping=(SignedScore(),),
-    exclude=Unfinished(),
+    exclude=Unfinished(denominator="kept"),
 )

@@ -1,0 +1,51 @@
+"""The ``harness`` command: its subcommands, and how errors become exit codes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+
+from harness.cli import data_commands, experiment_commands, list_commands
+from harness.errors import BAD_INPUT, CELL_FAILED, CellError, InputError
+
+app = typer.Typer(
+    name="harness",
+    help="Controlled benchmarking of PPO, GRPO and their relatives for language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+experiment_commands.register(app)
+list_commands.register(app)
+data_commands.register(app)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command; bad input ends in one line on stderr."""
+    command: Any = typer.main.get_command(app)
+    try:
+        code = command.main(args=arguments, prog_name="harness", standalone_mode=False)
+    except InputError as error:
+        fail(error, BAD_INPUT)
+    except CellError as error:
+        fail(error, CELL_FAILED)
+    except KeyboardInterrupt:
+        fail("stopped; the same command goes on from here", 130)
+    except typer.Abort:
+        fail("stopped", 130)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a usage error of the command line itself
+            fail(error.format_message(), BAD_INPUT)  # type: ignore[union-attr]
+        raise
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(error: object, code: int) -> None:
+    """One line on stderr, and out."""
+    line = " ".join(str(error).split())
+    print(f"error: {line}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,227 @@
+"""Commands on one experiment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from harness.cli.show import console, print_json, print_table
+from harness.errors import CELL_FAILED, NOT_CERTIFIED, InputError
+from harness.spec.load import find_spec
+
+Experiment = Annotated[
+    str, typer.Argument(help="A name in experiments/, or a path to a YAML file.", metavar="EXP")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a spec key, e.g. budget.limit=1e11."),
+]
+Plugins = Annotated[
+    list[Path] | None, typer.Option("--plugin", help="A Python file that defines arms.")
+]
+Results = Annotated[
+    Path | None, typer.Option(help="Where results go. Default: results/<name of the spec>.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def register(app: typer.Typer) -> None:
+    for command in (validate, plan, run, status, audit, report, evaluate):
+        app.command()(command)
+
+
+def _context(
+    experiment: str, overrides: list[str] | None, plugins: list[Path] | None, results: Path | None
+) -> Any:
+    from harness.experiment import open_context
+
+    return open_context(find_spec(experiment), overrides or [], plugins or [], results)
+
+
+def _results_of(experiment: str, results: Path | None) -> Path:
+    """The folder of an experiment's results; also a results folder itself."""
+    path = results or Path(experiment)
+    if not (path / "spec.lock.yaml").is_file():
+        path = results or Path("results") / Path(experiment).stem
+    if not path.is_dir():
+        raise InputError(f"no results at {path}; run `harness run {experiment}` first")
+    return path.resolve()
+
+
+def validate(
+    experiment: Experiment,
+    set_: Overrides = None,
+    plugin: Plugins = None,
+    json: AsJson = False,
+) -> None:
+    """Check a spec: keys, types, arms, data files and their hashes; run nothing."""
+    from harness.plan import make_plan
+
+    context = _context(experiment, set_, plugin, None)
+    made = make_plan(context)
+    spec = context.spec
+    if json:
+        print_json({"valid": True, "name": spec.name, "spec": spec.model_dump(mode="json"),
+                    "warnings": list(made.warnings)})  # fmt: skip
+        return
+    console.print(f"{spec.name}: valid. {len(spec.arms)} arms, {len(spec.seeds)} seeds.")
+    for warning in made.warnings:
+        console.print(f"note: {warning}")
+
+
+def plan(
+    experiment: Experiment,
+    set_: Overrides = None,
+    plugin: Plugins = None,
+    jobs: Annotated[int, typer.Option(help="Cells run at once; 0 for one per core.")] = 0,
+    json: AsJson = False,
+) -> None:
+    """Print what an experiment will cost before it runs: cells, tokens, FLOPs, memory, time."""
+    from harness.plan import describe, make_plan
+
+    made = make_plan(_context(experiment, set_, plugin, None), width=jobs or default_width())
+    if json:
+        print_json(made.to_json())
+    else:
+        describe(made, console)
+
+
+def run(
+    experiment: Experiment,
+    set_: Overrides = None,
+    plugin: Plugins = None,
+    results: Results = None,
+    jobs: Annotated[int, typer.Option(help="Cells run at once; 0 for one per core.")] = 0,
+) -> None:
+    """Run what is missing, then audit and report. Stopped at any moment, it goes on from there."""
+    from harness.cli.progress import View
+    from harness.experiment import run_experiment
+    from harness.matrix import Matrix
+    from harness.plan import make_plan
+    from harness.store import write_json
+
+    context = _context(experiment, set_, plugin, results)
+    width = jobs or default_width(context.spec.runtime.device)
+    made = make_plan(context, width=width)
+    for warning in made.warnings:
+        console.print(f"note: {warning}")
+    console.print(f"{context.spec.name}: preparing {context.results}")
+
+    def locked() -> None:
+        if not (context.results / "plan.json").exists():
+            write_json(context.results / "plan.json", made.to_json())
+        console.print(f"locked; running with {width} processes")
+
+    view = View(Matrix(context), width)
+    with view:
+        end = run_experiment(context, width, on_lock=locked, on_end=view.ended, on_tick=view.tick)
+    code = _conclude(context.results)
+    for arm, name, error in end.failed:
+        console.print(f"failed: {arm}/{name}: {error}")
+    if end.failed or end.missing:
+        console.print(f"{end.done} cells done, {len(end.failed)} failed, {end.missing} not run; "
+                      "the same command runs what is missing")  # fmt: skip
+        raise typer.Exit(CELL_FAILED)
+    raise typer.Exit(code)
+
+
+def _conclude(results: Path) -> int:
+    """Certificate and report of what stands on disk."""
+    from harness.certificate import write_certificate
+    from harness.report import write_report
+
+    certificate = write_certificate(results)
+    written = write_report(results)
+    state = "certified" if certificate.certified else "NOT certified"
+    console.print(f"{state}: {results / 'certificate.json'}")
+    for violation in certificate.violations[:10]:
+        console.print(f"violation: {violation.message}")
+    console.print(f"report: {written.html}")
+    return 0 if certificate.certified else NOT_CERTIFIED
+
+
+def default_width(device: str = "auto") -> int:
+    """One cell per core, or per GPU where there is one."""
+    if device != "cpu":
+        import torch
+
+        if torch.cuda.is_available():
+            return torch.cuda.device_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def status(
+    experiment: Experiment,
+    set_: Overrides = None,
+    plugin: Plugins = None,
+    results: Results = None,
+    json: AsJson = False,
+) -> None:
+    """Show the matrix: which cells are done, running, failed or waiting."""
+    from harness.cli.status import matrix_rows
+
+    rows = matrix_rows(_context(experiment, set_, plugin, results))
+    if json:
+        print_json(rows)
+        return
+    print_table(
+        f"{experiment}: {sum(r['state'] == 'done' for r in rows)} of {len(rows)} cells done",
+        ["arm", "cell", "state", "budget spent", "note"],
+        [(r["arm"], r["cell"], r["state"], f"{r['share']:.0%}", r["note"]) for r in rows],
+    )
+
+
+def audit(experiment: Experiment, results: Results = None, json: AsJson = False) -> None:
+    """Check from the records that the arms really were matched. Exit code 3 if not."""
+    from harness.certificate import write_certificate
+
+    certificate = write_certificate(_results_of(experiment, results))
+    if json:
+        print_json(certificate.to_json())
+    else:
+        print_table(
+            "certified" if certificate.certified else "NOT certified",
+            ["check", "result"],
+            [(c.name, "holds" if c.passed else "VIOLATED") for c in certificate.checks],
+        )
+        for violation in certificate.violations:
+            console.print(f"violation: {violation.message}")
+    raise typer.Exit(0 if certificate.certified else NOT_CERTIFIED)
+
+
+def report(experiment: Experiment, results: Results = None, json: AsJson = False) -> None:
+    """Write tables, figures and report.html again, from the stored runs alone."""
+    from harness.report import write_report
+
+    written = write_report(_results_of(experiment, results))
+    if json:
+        print_json({"html": str(written.html), "files": [str(f) for f in written.files]})
+    else:
+        console.print(f"report: {written.html}")
+
+
+def evaluate(
+    experiment: Experiment,
+    arm: Annotated[str, typer.Option(help="The arm whose trained weights are evaluated, or base.")],
+    seed: Annotated[int, typer.Option(help="The training seed of the run.")] = 0,
+    split: Annotated[str, typer.Option(help="validation, or test.NAME.")] = "",
+    samples: Annotated[int, typer.Option(help="Completions per problem; 0 as in the spec.")] = 0,
+    set_: Overrides = None,
+    plugin: Plugins = None,
+    results: Results = None,
+    json: AsJson = False,
+) -> None:
+    """Evaluate a finished run's weights anew; writes nothing into the results."""
+    from harness.cli.evaluate_weights import evaluate_weights
+
+    context = _context(experiment, set_, plugin, results)
+    found = evaluate_weights(context, arm, seed, split, samples)
+    if json:
+        print_json(found)
+        return
+    rows = [(name, f"{value:.4f}") for name, value in found["metrics"].items()]
+    print_table(f"{arm} seed {seed} on {found['split']}, {found['samples']} samples",
+                ["metric", "value"], rows)  # fmt: skip
