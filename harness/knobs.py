@@ -35,8 +35,8 @@ class Range:
         assert self.low is not None
         assert self.high is not None
         if self.log:
-            return self.low * (self.high / self.low) ** quantile
-        return self.low + (self.high - self.low) * quantile
+            return float(self.low * (self.high / self.low) ** quantile)
+        return float(self.low + (self.high - self.low) * quantile)
 
 
 def knob(

@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as transformers_logging
 
 from harness.errors import InputError
 from harness.identity import stream_seed
@@ -61,6 +62,7 @@ def load_base(
     Raises:
         InputError: not found, no pad or end token, or a hub model without a pinned revision.
     """
+    transformers_logging.disable_progress_bar()
     source, revision = _locate(spec, progress)
     options: dict[str, Any] = {"revision": revision} if revision else {}
     if spec.gguf_file:

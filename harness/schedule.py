@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
-import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -98,8 +98,7 @@ def _child(work: Callable[[J], None], job: J) -> None:
     try:
         work(job)
     except Exception:
-        os._exit(1)  # the job has written down why
-    os._exit(0)
+        sys.exit(1)  # the job has written down why
 
 
 def die_with_parent() -> None:
