@@ -199,10 +199,9 @@ class _Draws:
                     & self.mask
                     for t in range(most_ties + 1)
                 ]
-        shared = sum(
-            Fraction(self.coefficient(packed, self.k - m), t + 1)
-            for t, packed in enumerate(by_ties)
-        )
+        shared = Fraction(0)
+        for t, packed in enumerate(by_ties):
+            shared += Fraction(self.coefficient(packed, self.k - m), t + 1)
         return shared * math.comb(size, m) * many
 
 

@@ -20,6 +20,7 @@ _integer = re.compile(r"-?\d+")
 _decimal = re.compile(r"(-?)(\d*)\.(\d+)")
 _ratio = re.compile(r"(-?(?:0|[1-9]\d*))/([1-9]\d*)")
 _frac = re.compile(r"(-?)\\[dt]?frac(?:\{(-?\d+)\}\{(-?\d+)\}|(\d)(\d))")
+_thin_separator = re.compile(r"(?<=\d),\\!\s*(?=\d{3}(?!\d))")
 _mixed = re.compile(r"(-?\d+)\s+(\d+)/(\d+)")
 _mixed_frac = re.compile(r"(-?)([1-9]\d*)\s?\\[dt]?frac\{([1-9]\d*)\}\{([1-9]\d*)\}")
 _assignment = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*=(?!=)\s*([^=<>]+)")
@@ -29,10 +30,11 @@ _whole_text = re.compile(r"\\(?:text|mbox)\{([^{}]*)\}")
 def tidy(answer: str) -> str:
     """An answer without what surely does not change its meaning.
 
-    Outer white space, dollar signs and display delimiters, a closing full stop, the Unicode minus;
-    a mixed number ``3 1/2`` is put as ``3\\frac{1}{2}``, which math-verify would misread.
+    Outer white space, dollar signs and display delimiters, a closing full stop, the separator in
+    ``5,\\!525``; the Unicode minus becomes a hyphen. A mixed number
+    ``3 1/2`` is put as ``3\\frac{1}{2}``, because math-verify misreads the former.
     """
-    text = answer.strip().replace("−", "-")
+    text = _thin_separator.sub("", answer.strip().replace("−", "-"))
     previous = None
     while text != previous:
         previous = text

@@ -35,12 +35,14 @@ _leading_math = re.compile(rf"(?:{_MATH})", re.DOTALL)
 _more_math = re.compile(rf"\s*(?:,?\s*\b(?:and|or)\b|,)\s*({_MATH})", re.DOTALL)
 _currency = re.compile(rf"\\?[$€£¥]\s?({_NUMBER})(?=[\s.,;:!?)*]|$)")
 _leading_number = re.compile(
-    rf"({_NUMBER})(?=[\s.,;:!?)*]|$)(?!\s*[-+*/^=<>×÷\\(]|,\s*-?\d|:\s*\d)"
+    rf"([-−]?\d+ \d+/\d+|{_NUMBER})(?=[\s.,;:!?)*]|$)(?!\s*[-+*/^=<>×÷\\(]|,\s*-?\d|:\s*\d)"
 )
 _number_list = re.compile(r"\s*(?:,?\s*\b(?:and|or)\b|,)\s*[-−\\$\d]")
 _prose = re.compile(r"(?<![\\a-zA-Z{])[A-Za-z]{2,}")
 _text_group = re.compile(r"\\(?:text|mbox|mathrm|textbf|textit|operatorname)\s*\{[^{}]*\}")
-_formula_or_number = re.compile(rf"{_MATH}|{_FRACTION}|(?<![\w.,]){_NUMBER}", re.DOTALL)
+_formula_or_number = re.compile(
+    rf"{_MATH}|{_FRACTION}|(?<![\w.,])(?:[-−]?\d+ \d+/\d+|{_NUMBER})", re.DOTALL
+)
 _delimiters = re.compile(r"^(?:\$\$?|\\\(|\\\[)\s*(.*?)\s*(?:\$\$?|\\\)|\\\])$", re.DOTALL)
 
 

@@ -188,6 +188,8 @@ class WorkerPool:
 
     def close(self) -> None:
         """End all processes; the next request starts new ones."""
+        if os.getpid() != self._owner:
+            return  # forked: they are the parent's
         with self._lock:
             _close_all(self._workers, self._owner)
 

@@ -34,8 +34,10 @@ def parse_answer(answer: str) -> list[Any]:
     return parse(as_formula(answer), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
 
-def equal(gold: str, answer: str) -> bool:
-    """math-verify's verdict: whether ``answer`` means ``gold``. Not symmetric.
+def compare(gold: str, answer: str) -> tuple[bool, bool]:
+    """math-verify's verdict: whether ``answer`` means ``gold``, and whether as a value.
+
+    Not symmetric. What math-verify cannot parse it compares as text; then the second is False.
 
     Raises:
         MemoryError: where memory ran out, which math-verify would report as "not equal".
@@ -45,12 +47,12 @@ def equal(gold: str, answer: str) -> bool:
     for left, right in product(parse_answer(gold), parse_answer(answer)):
         try:
             if verify([left], [right], timeout_seconds=None, raise_on_error=True):
-                return True
+                return True, not isinstance(left, str)
         except MemoryError:
             raise
         except Exception:  # math-verify's own rule: a pair that cannot be compared is not equal
             continue
-    return False
+    return False, False
 
 
 def _limit_memory(megabytes: int) -> None:
@@ -73,7 +75,7 @@ def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     for warm in ("1", "\\frac{1}{2}", "x+1"):
-        equal(warm, warm)  # the first calls build tables and grammars: not on a request's time
+        compare(warm, warm)  # the first calls build tables and grammars: not on a request's time
     _limit_memory(megabytes)
     print(json.dumps("ready"), file=replies, flush=True)
     for line in sys.stdin:
@@ -81,7 +83,8 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         reply: dict[str, Any]
         try:
-            reply = {"equal": equal(gold, answer)}
+            equal, as_value = compare(gold, answer)
+            reply = {"equal": equal, "as_value": as_value}
         except MemoryError:
             os._exit(71)
         except Exception as error:
