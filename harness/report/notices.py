@@ -1,0 +1,196 @@
+"""What a reader must know before believing a number, in plain sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from harness.report.load import Experiment
+from harness.report.scores import AVG, TestScores, paired
+from harness.report.stats import Difference, Estimate
+from harness.report.table_spent import (
+    kl_to_base,
+    mean_of_steps,
+    outcome_counts,
+    training_steps,
+)
+from harness.report.tables import fixed, in_percent, in_points, interval, percent
+
+FEW_UPDATES = 10
+MOSTLY_FLAT = 0.8
+MUCH_TRUNCATED = 0.2
+LARGE_KL = 10.0  # nats a completion: the base would hardly ever write what the policy writes
+ALPHA = 0.05
+
+
+def summary(experiment: Experiment, scores: Sequence[TestScores]) -> str:
+    """What the data say about the first test set: ranges and overlaps, never a winner."""
+    if not scores or not any(a in scores[0].arms for a in experiment.arms):
+        return "No arm has a finished seed yet, so there is nothing to compare."
+    test = scores[0]
+    found = {a: test.arms[a].estimates[AVG] for a in experiment.arms if a in test.arms}
+    budget = experiment.spec["budget"]
+    listed = ", ".join(f"{arm} {in_percent(e)}" for arm, e in found.items())
+    label = test.label(AVG)
+    text = (
+        f"On {test.name}, after {budget['limit']:g} {budget['unit']} a run, "
+        f"{label} in percent with 95 % intervals was: {listed}"
+    )
+    if "base" in test.arms:
+        text += f"; the untrained base {in_percent(test.arms['base'].estimates[AVG])}"
+    return f"{text}. {_overlap(found)} {_paired_sentence(experiment, test)}"
+
+
+def _overlap(found: dict[str, Estimate]) -> str:
+    if len(found) < 2:
+        return "With a single arm finished there is no comparison."
+    arms = list(found)
+    apart = [
+        f"{a} and {b}"
+        for i, a in enumerate(arms)
+        for b in arms[i + 1 :]
+        if not found[a].overlaps(found[b])
+    ]
+    if not apart:
+        return "The arms' intervals all overlap."
+    return f"Intervals that do not overlap: {'; '.join(apart)}."
+
+
+def _paired_sentence(experiment: Experiment, test: TestScores) -> str:
+    baseline = experiment.baseline
+    if baseline not in test.arms:
+        return f"The baseline {baseline} has no finished seed, so nothing is paired with it."
+    gaps = {
+        arm: gap
+        for arm in experiment.arms
+        if arm != baseline and arm in test.arms and (gap := paired(test, arm, baseline).get(AVG))
+    }
+    if not gaps:
+        return f"No other arm shares a finished seed with {baseline}."
+    listed = ", ".join(f"{arm} {_points(gap)}" for arm, gap in gaps.items())
+    fewest = min(gap.estimate.seeds for gap in gaps.values())
+    least = max(gap.smallest_p for gap in gaps.values())
+    text = f"Paired by seed, in points against {baseline}: {listed}."
+    if least > ALPHA:
+        reach = f"With {fewest} seed{'s' * (fewest != 1)} the exact test cannot fall below "
+        return f"{text} {reach}p = {fixed(least, 4)}, so this report claims no difference."
+    shown = ", ".join(f"{arm} p = {fixed(gap.p, 4)}" for arm, gap in gaps.items())
+    return f"{text} Exact sign-flip test, not corrected for several comparisons: {shown}."
+
+
+def _points(gap: Difference) -> str:
+    return f"{in_points(gap)} {interval(gap.estimate.low, gap.estimate.high, sign=True)}"
+
+
+def notices(experiment: Experiment, scores: Sequence[TestScores]) -> list[str]:
+    """Plain warnings about the run itself; empty where there is nothing to warn of."""
+    return [
+        *_incomplete(experiment),
+        *_few_updates(experiment),
+        *_by_arm(experiment),
+        *_graders(experiment),
+        *_placebo(experiment, scores),
+        *_problems(scores),
+        *_contamination(experiment),
+    ]
+
+
+def _incomplete(experiment: Experiment) -> Iterator[str]:
+    absent = [c for c in experiment.cells if c.status != "done"]
+    if absent:
+        names = ", ".join(f"{c.arm}/{c.name} ({c.status})" for c in absent[:6])
+        more = f" and {len(absent) - 6} more" if len(absent) > 6 else ""
+        yield (
+            f"{len(absent)} of {len(experiment.cells)} cells are not finished: {names}{more}. "
+            "Scores and differences use finished seeds only."
+        )
+    if 0 < len(experiment.seeds) < 3:
+        yield (
+            f"{len(experiment.seeds)} seed{'s' * (len(experiment.seeds) != 1)} cannot show how "
+            "much training varies; read the intervals as spread over problems."
+        )
+
+
+def _few_updates(experiment: Experiment) -> Iterator[str]:
+    counts = {
+        arm: min(counts)
+        for arm in experiment.arms
+        if (counts := [len(training_steps(c)) for c in experiment.seed_cells(arm)])
+    }
+    few = {arm: n for arm, n in counts.items() if n < FEW_UPDATES}
+    if few:
+        listed = ", ".join(f"{arm} {n}" for arm, n in few.items())
+        yield (
+            f"Very few training steps (fewest of any seed: {listed}): this shows that the pipeline "
+            "runs, and can show little about the algorithms."
+        )
+
+
+def _by_arm(experiment: Experiment) -> Iterator[str]:
+    for arm in experiment.shown:
+        flat, _ = mean_of_steps(experiment, arm, "zero_variance_share")
+        if flat is not None and flat > MOSTLY_FLAT:
+            yield (
+                f"{arm}: {percent(flat, 0)} % of sampled groups had equal scores throughout, so "
+                "most completions carried no learning signal from the group."
+            )
+        cut, _ = mean_of_steps(experiment, arm, "truncated_share")
+        if cut is not None and cut > MUCH_TRUNCATED:
+            yield (
+                f"{arm}: {percent(cut, 0)} % of training completions were cut at the length "
+                "limit; scores partly measure that limit."
+            )
+        explained, _ = mean_of_steps(experiment, arm, "explained_variance")
+        if explained is not None and explained < 0:
+            yield (
+                f"{arm}: the critic's explained variance averaged {fixed(explained, 2)}; below 0 "
+                "it predicts worse than a constant, so its baseline adds noise."
+            )
+        kl = kl_to_base(experiment, arm)
+        if kl is not None and kl > LARGE_KL:
+            yield (
+                f"{arm}: the final policy is {fixed(kl, 1)} nats a completion from the base, a "
+                "large distance; look at its samples."
+            )
+
+
+def _graders(experiment: Experiment) -> Iterator[str]:
+    for outcome, what in (("timeout", "timed out"), ("error", "failed")):
+        counts = {
+            arm: sum(part.get(outcome, 0) for part in outcome_counts(experiment, arm).values())
+            for arm in experiment.shown
+        }
+        listed = ", ".join(f"{arm} {n}" for arm, n in counts.items() if n)
+        if listed:
+            yield (
+                f"The grader {what} on some completions ({listed}); they score as wrong without "
+                "having been judged."
+            )
+
+
+def _placebo(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[str]:
+    for test in scores:
+        if "placebo" not in test.arms or "base" not in test.arms:
+            continue
+        gap = paired(test, "placebo", "base").get(AVG)
+        if gap is not None and gap.excludes_zero:
+            yield (
+                f"The placebo, trained on random reward, moved on {test.name} by {_points(gap)} "
+                "points from the base: a gain of that size need not come from the reward. (One "
+                "such interval in twenty excludes 0 by chance.)"
+            )
+
+
+def _problems(scores: Sequence[TestScores]) -> Iterator[str]:
+    for test in scores:
+        if test.left_out:
+            yield (
+                f"{test.left_out} problems of {test.name} are not in every evaluation and were "
+                "left out: the arms were not tested on the same problems."
+            )
+
+
+def _contamination(experiment: Experiment) -> Iterator[str]:
+    for name, overlap in (experiment.lock.get("contamination") or {}).items():
+        shared = len(overlap.get("exact") or ())
+        if name.startswith("test.") and shared:
+            yield f"{shared} problems of {name} stand in the training split too: see Data."
