@@ -1,0 +1,387 @@
+"""The embedded base model: a tiny Llama warm-started by supervised fine-tuning, built once.
+
+Its training data mixes strategies as pre-training data does: worked steps that mostly succeed, a
+direct guess that mostly fails, and worked steps under a tempting wrong convention. Reinforcement
+learning then has something to choose; a model whose only fault is digit slips would not learn from
+outcome rewards. docs/embedded_task.md has the measurements.
+
+Weights are a function of (recipe, seed, library versions, kind of processor). They are built in a
+child process with one thread, so that nothing the caller did (thread count, random state,
+accelerate's environment) can reach a bit of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from harness.errors import CellError, InputError, suggest
+from harness.tasks import arithmetic
+from harness.tasks.task import Problem
+
+WARMSTART_VERSION = 1  # raise when this file would give other weights for one recipe
+CACHE_VARIABLE, DEFAULT_CACHE = "HARNESS_CACHE", "~/.cache/harness"
+
+_WEIGHTS, _MANIFEST = "model.safetensors", "recipe.json"
+_LIBRARIES = ("torch", "transformers", "trl", "accelerate", "tokenizers")
+_IGNORED = -100  # the label that the loss skips
+_LOG_EVERY = 100
+
+
+@dataclass(frozen=True)
+class StrategyMix:
+    """How the demonstrations of one subject are answered.
+
+    Attributes:
+        worked: share with worked steps under the standard convention.
+        left_to_right: share with worked steps strictly from left to right; the rest is direct.
+        direct_right: share of the direct answers that are right.
+    """
+
+    worked: float
+    left_to_right: float
+    direct_right: float
+
+
+@dataclass(frozen=True)
+class EmbeddedRecipe:
+    """Every number behind an embedded base model."""
+
+    chain: StrategyMix
+    precedence: StrategyMix
+    steps: int
+    batch: int
+    learning_rate: float
+    levels: tuple[str, ...] = tuple(arithmetic.LEVELS)
+    max_operand: int = 9
+    guess_spread: int = 5  # a wrong direct answer is off by at most this much
+    warmup_steps: int = 50  # linear, then linearly down to 0 at the last step
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    hidden_size: int = 64
+    intermediate_size: int = 176
+    layers: int = 3
+    heads: int = 4
+    context: int = 64
+    initializer_range: float = 0.05
+    threads: int = 1  # two threads add in another order and give other bits
+
+
+RECIPES: dict[str, EmbeddedRecipe] = {
+    "arithmetic": EmbeddedRecipe(
+        chain=StrategyMix(worked=0.36, left_to_right=0.0, direct_right=0.6),
+        precedence=StrategyMix(worked=0.20, left_to_right=0.30, direct_right=0.6),
+        steps=1300,
+        batch=64,
+        learning_rate=5e-3,
+    ),
+    "arithmetic-tiny": EmbeddedRecipe(
+        chain=StrategyMix(worked=0.30, left_to_right=0.0, direct_right=0.6),
+        precedence=StrategyMix(worked=0.16, left_to_right=0.34, direct_right=0.6),
+        steps=150,
+        batch=64,
+        learning_rate=3e-3,
+        levels=("Level 1",),
+    ),
+}
+
+
+def ensure_embedded_base(
+    name: str = "arithmetic",
+    *,
+    seed: int = 0,
+    cache_dir: Path | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Path:
+    """The folder of an embedded base model, built first where the cache lacks it.
+
+    Processes that ask at the same time wait for one build. A build that dies leaves nothing that
+    a later call could take for a model.
+
+    Args:
+        name: a key of RECIPES.
+        seed: of initialisation and demonstrations; part of the model's identity.
+        cache_dir: ``$HARNESS_CACHE``, else ``~/.cache/harness``, when None.
+        progress: called with one line of text now and then while building.
+
+    Returns:
+        A folder with ``model.safetensors``, ``config.json``, the tokenizer and ``recipe.json``.
+
+    Raises:
+        InputError: unknown name, or a cache folder that cannot be written.
+        CellError: the build failed (diverged, disk full, killed).
+    """
+    if name not in RECIPES:
+        raise InputError(f"model.name: no embedded model {name!r}.{suggest(name, RECIPES)}")
+    manifest = _manifest(name, RECIPES[name], seed)
+    root = _cache_root(cache_dir)
+    folder = root / f"{name}-{manifest['key']}"
+    if _is_complete(folder):
+        return folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _locked(root / f"{folder.name}.lock"):
+            if not _is_complete(folder):
+                _publish(manifest, folder, progress or (lambda line: None))
+    except OSError as error:
+        raise InputError(
+            f"{CACHE_VARIABLE}: cannot write {root} ({error.strerror}); name a writable folder "
+            "with free space"
+        ) from error
+    return folder
+
+
+def demonstrate(problem: Problem, mix: StrategyMix, spread: int, rng: random.Random) -> str:
+    """One completion for a problem, by a strategy drawn from the mix."""
+    draw = rng.random()
+    if draw < mix.worked:
+        return arithmetic.write(arithmetic.work(problem.question))
+    if draw < mix.worked + mix.left_to_right:
+        return arithmetic.write(arithmetic.work(problem.question, arithmetic.LEFT_TO_RIGHT))
+    answer = gold = int(problem.answer)
+    if rng.random() >= mix.direct_right:
+        near = range(max(0, gold - spread), gold + spread + 1)
+        answer = rng.choice([value for value in near if value != gold])
+    return f"{arithmetic.ANSWER_MARKER}{answer}"
+
+
+def demonstrations(recipe: EmbeddedRecipe, seed: int) -> Iterator[tuple[Problem, str]]:
+    """Problems of the train split with a completion each, without end."""
+    rng = random.Random(f"warmstart/{WARMSTART_VERSION}/{seed}")
+    problems = arithmetic.stream(
+        "train", seed=seed, levels=recipe.levels, max_operand=recipe.max_operand
+    )
+    for problem in problems:
+        mix = recipe.chain if problem.subject == "chain" else recipe.precedence
+        yield problem, demonstrate(problem, mix, recipe.guess_spread, rng)
+
+
+def _manifest(name: str, recipe: EmbeddedRecipe, seed: int) -> dict[str, Any]:
+    """What the weights depend on, and the key that it hashes to."""
+    content = {
+        "name": name,
+        "seed": seed,
+        "recipe": dataclasses.asdict(recipe),
+        "warmstart_version": WARMSTART_VERSION,
+        "generator_version": arithmetic.GENERATOR_VERSION,
+        "libraries": {library: version(library) for library in _LIBRARIES},
+    }
+    text = json.dumps(content, sort_keys=True)
+    return {"key": hashlib.sha256(text.encode()).hexdigest()[:16], **json.loads(text)}
+
+
+def _cache_root(cache_dir: Path | None) -> Path:
+    if cache_dir is None:
+        cache_dir = Path(os.environ.get(CACHE_VARIABLE) or DEFAULT_CACHE)
+    return Path(cache_dir).expanduser().absolute() / "embedded"
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether a folder holds a model whose weights are those that were published."""
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text())
+        return manifest["weights_sha256"] == _file_sha256(folder / _WEIGHTS)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _file_sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock; the system frees it when its holder dies, however it dies."""
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _publish(manifest: dict[str, Any], folder: Path, progress: Callable[[str], None]) -> None:
+    """Build in a folder beside the final one and rename it there whole. Needs the lock."""
+    prefix = f".{folder.name}."
+    for stale in folder.parent.glob(f"{prefix}*"):  # left by a build that was killed
+        shutil.rmtree(stale, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    try:
+        _run_build(manifest, work, progress)
+        built = work / "model"
+        record = {**manifest, "weights_sha256": _file_sha256(built / _WEIGHTS)}
+        (built / _MANIFEST).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+        if folder.exists():  # incomplete or damaged, else it would have been returned
+            shutil.rmtree(folder)
+        built.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _run_build(manifest: dict[str, Any], work: Path, progress: Callable[[str], None]) -> None:
+    """Run this module as a child process; its lines go to ``progress``."""
+    progress(f"building embedded/{manifest['name']} (seed {manifest['seed']}), once")
+    errors = work / "stderr.txt"
+    with errors.open("w") as stderr:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "harness.warmstart"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            cwd=work,
+            env=_child_environment(manifest["recipe"]["threads"], work),
+        )
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            child.stdin.write(json.dumps(manifest))
+            child.stdin.close()
+            for line in child.stdout:
+                progress(f"embedded/{manifest['name']}: {line.rstrip()}")
+            code = child.wait()
+        finally:
+            child.kill()
+            child.wait()
+    if code != 0:
+        lines = [line for line in errors.read_text().splitlines() if line.strip()]
+        reason = lines[-1] if lines else f"its process ended with {code}"
+        raise CellError(f"building embedded/{manifest['name']} failed: {reason}")
+
+
+def _child_environment(threads: int, work: Path) -> dict[str, str]:
+    """The caller's environment without what would reach the trainer or the arithmetic."""
+    prefixes = ("ACCELERATE_", "CUDA_", "HF_", "MKL_", "OMP_", "TORCH", "TRANSFORMERS_", "WANDB_")
+    distributed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(prefixes) and key not in distributed
+    }
+    source = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    return {
+        **kept,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": str(threads),
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HOME": str(work / "huggingface"),
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def _train(recipe: EmbeddedRecipe, seed: int, work: Path) -> None:
+    """Fine-tune from a fresh initialisation with trl's SFTTrainer; write ``work/model``."""
+    import torch
+    from datasets import Dataset
+    from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    from harness.tokenizer import build_tokenizer
+
+    torch.set_num_threads(recipe.threads)
+    torch.manual_seed(seed)
+    tokenizer = build_tokenizer(arithmetic.CHARACTERS, max_length=recipe.context)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=recipe.hidden_size,
+            intermediate_size=recipe.intermediate_size,
+            num_hidden_layers=recipe.layers,
+            num_attention_heads=recipe.heads,
+            num_key_value_heads=recipe.heads,
+            max_position_embeddings=recipe.context,
+            initializer_range=recipe.initializer_range,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            attn_implementation="eager",
+        )
+    )
+    ids, labels = _encode(recipe, seed, tokenizer)
+    parent = os.getppid()
+
+    class Watch(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if logs and "loss" in logs:
+                print(f"step {state.global_step}/{recipe.steps} loss {logs['loss']}", flush=True)
+            if os.getppid() != parent:  # whoever waited for this model is gone
+                raise SystemExit("the process that asked for this model has ended")
+
+    arguments = SFTConfig(
+        output_dir=str(work / "trainer"),
+        max_steps=recipe.steps,
+        per_device_train_batch_size=recipe.batch,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=recipe.warmup_steps,
+        adam_beta1=recipe.adam_betas[0],
+        adam_beta2=recipe.adam_betas[1],
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.max_grad_norm,
+        max_length=recipe.context,
+        seed=seed,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        train_sampling_strategy="sequential",  # the demonstrations are drawn at random already
+        dataset_kwargs={"skip_prepare_dataset": True},  # tokenized and masked by _encode
+        dataloader_pin_memory=False,
+        logging_steps=_LOG_EVERY,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    trainer = SFTTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_dict({"input_ids": ids, "labels": labels}),
+        processing_class=tokenizer,
+        callbacks=[Watch()],
+    )
+    trainer.remove_callback(PrinterCallback)  # Watch says it
+    trainer.train()
+    if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
+        raise SystemExit("the weights are not finite")
+    model.save_pretrained(work / "model")
+    tokenizer.save_pretrained(work / "model")
+
+
+def _encode(
+    recipe: EmbeddedRecipe, seed: int, tokenizer: Any
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids, and labels with the prompt masked; each completion ends with EOS."""
+    ids, labels = [], []
+    source = demonstrations(recipe, seed)
+    for _ in range(recipe.steps * recipe.batch):
+        problem, completion = next(source)
+        prompt = tokenizer(problem.question)["input_ids"]
+        target = [*tokenizer(completion)["input_ids"], tokenizer.eos_token_id]
+        ids.append(prompt + target)
+        labels.append([_IGNORED] * len(prompt) + target)
+    return ids, labels
+
+
+def _recipe_from_json(content: dict[str, Any]) -> EmbeddedRecipe:
+    mixes = {key: StrategyMix(**content[key]) for key in ("chain", "precedence")}
+    tuples = {key: tuple(content[key]) for key in ("levels", "adam_betas")}
+    return EmbeddedRecipe(**{**content, **mixes, **tuples})
+
+
+if __name__ == "__main__":
+    request = json.load(sys.stdin)
+    _train(_recipe_from_json(request["recipe"]), request["seed"], Path.cwd())
