@@ -229,12 +229,16 @@ class CellRun:
                 adapters_off=lora is not None,
             )  # fmt: skip
         critic = build_critic(self.base, arm.critic.init, lora, seed) if arm.critic else None
+        if critic is not None and spec.model.gradient_checkpointing:
+            # As the policy, or the arm would be charged for a recomputation that it does not do.
+            critic.trunk.gradient_checkpointing_enable()  # type: ignore[operator]
+            critic.train()
         learner = Learner(arm, policy, critic, spec.optimizer)
         shapes = {"policy": ModelShape.from_model(model)}  # type: ignore[arg-type]
         if reference is not None:
             shapes["reference"] = ModelShape.from_model(self.base.model)
         if critic is not None:
-            shapes["critic"] = critic_shape(critic, self.base)
+            shapes["critic"] = critic_shape(critic, self.base, shapes["policy"])
         train_set = self.sets["train"]
         budget = spec.budget.model_copy(update={"limit": self.cell.limit})
         controls = Controls(seed, spec.sampling, spec.optimizer, budget)
@@ -262,6 +266,7 @@ class CellRun:
         p = loop.progress
         p.step, p.cursor, p.kl_coef = state["step"], state["cursor"], state["kl_coef"]
         p.optimizer_steps = state["optimizer_steps"]
+        p.policy_steps = state["policy_steps"]
         p.collected_nothing = state["collected_nothing"]
         p.stream.restore(state["stream"])
         loop.ledger.restore(state["ledger"])
@@ -274,7 +279,8 @@ class CellRun:
             loop.learner,
             {
                 "step": p.step, "cursor": p.cursor, "kl_coef": p.kl_coef,
-                "optimizer_steps": p.optimizer_steps, "collected_nothing": p.collected_nothing,
+                "optimizer_steps": p.optimizer_steps, "policy_steps": p.policy_steps,
+                "collected_nothing": p.collected_nothing,
                 "stream": p.stream.state(), "ledger": loop.ledger.state(),
                 "chain": chains["steps"], "evals_chain": chains["evals"],
                 "evaluated": shares, "sizes": self.folder.sizes(),
@@ -390,9 +396,12 @@ def convention(spec: ExperimentSpec) -> Convention:
     )
 
 
-def critic_shape(critic: Any, base: Base) -> ModelShape:
-    """The critic's shape: the base's trunk with a scalar head, trained as it is."""
-    adapters = ModelShape.from_config(base.model.config, scalar_head=True, head_bias=True)
+def critic_shape(critic: Any, base: Base, policy: ModelShape) -> ModelShape:
+    """The critic's shape: the base's trunk with a scalar head, adapted where the policy is."""
+    adapters = ModelShape.from_config(
+        base.model.config, scalar_head=True, head_bias=True,
+        lora_rank=policy.lora_rank, lora_targets=policy.lora_targets,
+    )  # fmt: skip
     trained = [p.numel() for p in critic.parameters() if p.requires_grad]
     return dataclasses.replace(
         adapters,

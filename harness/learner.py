@@ -51,6 +51,7 @@ class Learner:
         *,
         kl_coef: float,
         rate: float,
+        critic_rate: float,
         warmup: bool,
         first: bool,
     ) -> dict[str, float]:
@@ -59,7 +60,8 @@ class Learner:
         Args:
             minibatch: the rows of this step.
             kl_coef: the penalty's coefficient in force.
-            rate: factor on both learning rates (warm-up and schedule).
+            rate: factor on the policy's learning rate (warm-up and schedule).
+            critic_rate: factor on the critic's.
             warmup: the policy stands still, only the critic learns.
             first: no update has touched the policy since the rollout, so every ratio must be 1.
 
@@ -88,7 +90,7 @@ class Learner:
         if self.critic_optimizer is not None:
             assert self.arm.critic is not None
             totals["critic_grad_norm"] = self._step(
-                self.critic_optimizer, self.arm.critic.learning_rate * rate, "critic"
+                self.critic_optimizer, self.arm.critic.learning_rate * critic_rate, "critic"
             )
         tokens = max(int(minibatch.mask.sum()), 1)
         return {

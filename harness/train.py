@@ -58,6 +58,7 @@ class Progress:
     cursor: int = 0
     kl_coef: float = 0.0
     optimizer_steps: int = 0
+    policy_steps: int = 0  # those that moved the policy: all but the critic's warm-up
     collected_nothing: int = 0
     stream: StreamHash = field(default_factory=lambda: StreamHash(1))
 
@@ -306,9 +307,9 @@ def learn(loop: Loop, batch: Batch, record: dict[str, Any], warmup: bool) -> Non
     """Epochs x minibatches of optimizer steps on one credited batch."""
     spec, progress = loop.controls.optimizer, loop.progress
     limit = loop.controls.sampling.max_new_tokens
-    first_rate = rate_factor(spec, progress.optimizer_steps, loop.share_spent)
     stats: list[dict[str, float]] = []
     weight_sums: list[float] = []
+    rates: list[tuple[float, float]] = []
     share = loop.share_spent
     with loop.ledger.timing("update"):
         for epoch in range(spec.epochs):
@@ -316,17 +317,25 @@ def learn(loop: Loop, batch: Batch, record: dict[str, Any], warmup: bool) -> Non
                 minibatch = loop.arm.weigh(
                     batch.select(rows.to(batch.mask.device)), max_new_tokens=limit
                 )
+                rates.append(
+                    (
+                        rate_factor(spec, progress.policy_steps, share),
+                        rate_factor(spec, progress.optimizer_steps, share),
+                    )
+                )
                 stats.append(
                     loop.learner.update(
                         minibatch,
                         kl_coef=record["kl_coef"],
-                        rate=rate_factor(spec, progress.optimizer_steps, share),
+                        rate=rates[-1][0],
+                        critic_rate=rates[-1][1],
                         warmup=warmup,
                         first=not stats,
                     )
                 )
                 weight_sums.append(float(minibatch.weights.sum()))
                 progress.optimizer_steps += 1
+                progress.policy_steps += not warmup
                 loop.ledger.charge(updates=1)
         loop.sampler.load(loop.learner.policy.model)
     lengths, head = _lengths(batch), int(batch.mask.sum())
@@ -335,9 +344,9 @@ def learn(loop: Loop, batch: Batch, record: dict[str, Any], warmup: bool) -> Non
             loop.ledger.charge_train(role, lengths, head, spec.epochs)
     record |= _mean(stats)
     record["effective"] = {
-        "learning_rate": spec.learning_rate * first_rate,
+        "learning_rate": spec.learning_rate * rates[0][0],
         "critic_learning_rate": (
-            loop.arm.critic.learning_rate * first_rate if loop.arm.critic else None
+            loop.arm.critic.learning_rate * rates[0][1] if loop.arm.critic else None
         ),
         "temperature": loop.controls.decoding.temperature,
         "top_p": loop.controls.decoding.top_p,
@@ -351,7 +360,11 @@ def learn(loop: Loop, batch: Batch, record: dict[str, Any], warmup: bool) -> Non
 
 
 def rate_factor(spec: OptimizerSpec, steps: int, share_spent: float) -> float:
-    """Factor on the learning rate: warm-up over optimizer steps, schedule over the budget."""
+    """Factor on a learning rate: warm-up over its own model's steps, schedule over the budget.
+
+    The policy's warm-up begins with the policy's first step: if the critic's warm-up used it up,
+    arms with a critic would start at the full rate and the others would not.
+    """
     warm = min(1.0, (steps + 1) / spec.warmup_steps) if spec.warmup_steps else 1.0
     if spec.schedule == "linear":
         return warm * (1.0 - share_spent)
