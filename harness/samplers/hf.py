@@ -7,7 +7,8 @@ and position, so batching changes nothing and two arms of one seed share their l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,6 +41,12 @@ class HFSampler:
         self, prompts: Sequence[Sequence[int]], group_size: int, decoding: Decoding, seed: int
     ) -> Drawn:
         """Draw ``group_size`` completions of each prompt."""
+        with _cached(self.model):
+            return self._draw(prompts, group_size, decoding, seed)
+
+    def _draw(
+        self, prompts: Sequence[Sequence[int]], group_size: int, decoding: Decoding, seed: int
+    ) -> Drawn:
         device = next(self.model.parameters()).device
         pad = int(self.tokenizer.pad_token_id)  # type: ignore[arg-type]
         ids, mask = left_pad(prompts, pad)
@@ -91,6 +98,19 @@ class HFSampler:
             return torch.tensor(found, device=tails.device)
 
         return stopped
+
+
+@contextmanager
+def _cached(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode: a model in training mode with gradient checkpointing drops its KV cache,
+    and would draw each token from the one before it alone.
+    """
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 STOP_WINDOW = 16  # tokens looked back on for a stop string
