@@ -70,7 +70,7 @@ def prompt_set(
             f"data.max_prompt_tokens {limit} + sampling.max_new_tokens "
             f"{spec.sampling.max_new_tokens} is more than the model's context of {context}"
         )
-    encoded = tuple(_encode(prompt, p.question, tokenizer) for p in problems)
+    encoded = tuple(_encode_problem(name, prompt, p, tokenizer) for p in problems)
     for problem, ids in zip(problems, encoded, strict=True):
         if len(ids) > limit:
             raise InputError(
@@ -81,6 +81,20 @@ def prompt_set(
             raise InputError(f"data.{name}: the prompt of problem {problem.id!r} is empty")
     content = [[p.id, p.answer, list(ids)] for p, ids in zip(problems, encoded, strict=True)]
     return PromptSet(name, problems, encoded, digest(content))
+
+
+def _encode_problem(
+    name: str, prompt: Prompt, problem: Problem, tokenizer: PreTrainedTokenizerBase
+) -> tuple[int, ...]:
+    try:
+        return _encode(prompt, problem.question, tokenizer)
+    except InputError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception, as for an unknown character
+        raise InputError(
+            f"data.{name}: the model's tokenizer cannot encode the prompt of problem "
+            f"{problem.id!r} ({error}); use another task, prompt or model"
+        ) from error
 
 
 def _encode(prompt: Prompt, question: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -115,7 +129,8 @@ class PromptStream:
         if epoch not in self._orders:
             generator = torch.Generator().manual_seed(stream_seed(self.seed, "data", epoch))
             order = torch.randperm(len(self.prompts.problems), generator=generator).tolist()
-            self._orders = {epoch - 1: self._orders.get(epoch - 1, []), epoch: order}
+            last = {e: o for e, o in self._orders.items() if e == epoch - 1}
+            self._orders = last | {epoch: order}
         return self._orders[epoch][offset]
 
     def take(self, cursor: int, count: int) -> list[int]:
