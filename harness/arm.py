@@ -145,8 +145,8 @@ class Arm:
             loss, stats["loss/kl"] = loss + penalty, penalty.detach()
         # Token sums: the learner divides by the minibatch's tokens once all are in.
         clipped = clipped & live
-        stats["sum/clipped_high"] = (clipped & (advantages > 0)).sum()
-        stats["sum/clipped_low"] = (clipped & (advantages < 0)).sum()
+        stats["sum/clip_fraction_high"] = (clipped & (advantages > 0)).sum()
+        stats["sum/clip_fraction_low"] = (clipped & (advantages < 0)).sum()
         stats["sum/approx_kl"] = (moved.expm1() - moved).sum()
         return loss, stats
 

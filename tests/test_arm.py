@@ -121,8 +121,8 @@ def test_ppo_by_hand():
     loss, stats = arm.policy_loss(minibatch, x.old_logprobs + math.log(1.5), 0.1)
     # Ratio 1.5: the bad token pays 1.5, the good one is clipped at 1.2.
     assert loss.item() == pytest.approx(math.sqrt(0.5) * (1.5 - 1.2) / 2)
-    assert stats["sum/clipped_high"].item() == 1
-    assert stats["sum/clipped_low"].item() == 0
+    assert stats["sum/clip_fraction_high"].item() == 1
+    assert stats["sum/clip_fraction_low"].item() == 0
     assert stats["sum/approx_kl"].item() == pytest.approx(2 * (0.5 - math.log(1.5)))
 
 
@@ -161,7 +161,7 @@ def test_an_excluded_completion_counts_in_the_mean_and_not_in_the_loss():
     assert loss.item() == -0.25
     assert new.grad is not None
     assert new.grad.tolist() == [[-0.25], [0.0]]
-    assert stats["sum/clipped_low"].item() == 0
+    assert stats["sum/clip_fraction_low"].item() == 0
 
 
 def test_at_last_token():

@@ -239,7 +239,7 @@ def test_on_policy_no_clip_rule_acts(seed: int, low: float, high: float, dual: f
     batch, minibatch, found = learn(arm, Draw(d.x, d.x.old_logprobs, d.values))
     same(found["gradient"], -minibatch.weights * batch.advantages)
     assert found["sum/approx_kl"].item() == 0
-    assert found["sum/clipped_low"].item() == found["sum/clipped_high"].item() == 0
+    assert found["sum/clip_fraction_low"].item() == found["sum/clip_fraction_high"].item() == 0
 
 
 @given(seed=seeds)
@@ -277,7 +277,7 @@ def test_gradients_are_those_of_finite_differences(arm: Arm, seed: int):
     batch = arm.credit(x, kl_coef=coef, max_new_tokens=LIMIT, warmup=False)
     minibatch = arm.weigh(batch, max_new_tokens=LIMIT)
     _, stats = arm.policy_loss(minibatch, logprobs(weight), coef)
-    assert stats["sum/clipped_high"] + stats["sum/clipped_low"] > 0
+    assert stats["sum/clip_fraction_high"] + stats["sum/clip_fraction_low"] > 0
 
     def policy_loss(w: torch.Tensor) -> torch.Tensor:
         return arm.policy_loss(minibatch, logprobs(w), coef)[0]
