@@ -18,7 +18,7 @@ import torch
 
 from harness.arm import Arm, parts
 from harness.arms import FoundArm, find_arms
-from harness.checkpoint import load_checkpoint, save_checkpoint, save_weights
+from harness.checkpoint import drop_checkpoint, load_checkpoint, save_checkpoint, save_weights
 from harness.code import code_sha256, git_commit
 from harness.cost.flops import Convention
 from harness.cost.memory import PeakMeter
@@ -44,7 +44,7 @@ from harness.rewards.judge import MathsJudge, make_grader, reward_identity
 from harness.rewards.maths import MathGrader
 from harness.samplers import make_sampler
 from harness.spec.schema import ExperimentSpec
-from harness.store import CellFolder, chained, same
+from harness.store import CellFolder, chained, disk_errors, same
 from harness.train import Controls, Loop, Progress, step
 
 BASE, PLACEBO = "base", "placebo"
@@ -80,6 +80,11 @@ class Context:
     def arms(self) -> dict[str, FoundArm]:
         return find_arms(self.spec.arms, [self.root / p for p in self.spec.plugins])
 
+    def imitated(self, found: Mapping[str, FoundArm]) -> str | None:
+        """The name of the arm that the placebo imitates; the spec may say ``module:NAME``."""
+        placebo = self.spec.controls.placebo
+        return dict(zip(self.spec.arms, found, strict=True))[placebo] if placebo else None
+
 
 def configured(
     spec: ExperimentSpec, arm: Arm, settings: Mapping[str, Any]
@@ -105,27 +110,32 @@ def run_cell(context: Context, cell: Cell) -> None:
     folder = CellFolder(context.results / "runs" / cell.arm / cell.name)
     if folder.done:
         return
-    folder.path.mkdir(parents=True, exist_ok=True)
+    with disk_errors(folder.path):
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with folder.exclusive():
+            if not folder.done:  # by the process that held it
+                _run_held(context, cell, folder)
+
+
+def _run_held(context: Context, cell: Cell, folder: CellFolder) -> None:
+    """Run a cell whose folder this process holds."""
+    folder.clear_error()  # an old one must not pass for the end of this attempt
+    run = None
     try:
-        CellRun(context, cell, folder).run()
-        folder.clear_error()
+        with disk_errors(folder.path):
+            run = CellRun(context, cell, folder)
+            run.run()
     except Exception as error:
         if cell.kind == "trial" and isinstance(error, DivergedError):
             folder.write("done.json", {"status": "diverged", "reason": str(error)})
+            drop_checkpoint(folder.path / "checkpoint")
             return
-        line = (
-            str(error)
-            if isinstance(error, (CellError, InputError))
-            else (f"{type(error).__name__}: {error}")
-        )
-        folder.write(
-            "error.json",
-            {
-                "error": line,
-                "traceback": traceback.format_exc(),
-                "where": f"{cell.arm}/{cell.name}",
-            },
-        )
+        plain = isinstance(error, (CellError, InputError))
+        line = " ".join((str(error) if plain else f"{type(error).__name__}: {error}").split())
+        folder.write("error.json", {
+            "error": line, "traceback": traceback.format_exc(),
+            "where": f"{cell.arm}/{cell.name}", "step": run.step if run else 0,
+        })  # fmt: skip
         raise
 
 
@@ -134,8 +144,9 @@ class CellRun:
 
     def __init__(self, context: Context, cell: Cell, folder: CellFolder) -> None:
         self.context, self.cell, self.folder = context, cell, folder
+        self.step = 0
         found = context.arms()
-        like = context.spec.controls.placebo if cell.arm == PLACEBO else cell.arm
+        like = context.imitated(found) if cell.arm == PLACEBO else cell.arm
         is_base = cell.arm == BASE
         self.found = None if is_base else found[str(like)]
         declared = None if self.found is None else self.found.arm
@@ -195,6 +206,7 @@ class CellRun:
         done_shares: list[float] = list(state.get("evaluated", []))
         every = self.spec.runtime.checkpoint_every
         while not loop.finished:
+            self.step = loop.progress.step + 1
             record = chained(step(loop), chains["steps"])
             chains["steps"] = record["chain"]
             self.folder.append("steps.jsonl", record)
@@ -211,6 +223,7 @@ class CellRun:
         self.folder.write("memory.json", memory_record(self.spec, loop, meter))
         save_weights(self.folder.path / "checkpoint", loop.learner)
         self._finish(loop.ledger, loop.progress.step, chains["steps"], chains["evals"])
+        drop_checkpoint(self.folder.path / "checkpoint")
 
     def _build(self, arm: Arm, grader: MathGrader) -> Loop:
         """Policy, reference and critic as the arm needs them, and the loop around them."""

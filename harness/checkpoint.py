@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from harness.errors import CellError
+from harness.errors import CellError, InputError
 from harness.learner import Learner
-from harness.store import disk_errors, read_json, write_json
+from harness.store import TEMPORARY, disk_errors, read_json, write_json
 
 
 def save_checkpoint(folder: Path, learner: Learner, state: Mapping[str, Any]) -> None:
@@ -19,9 +20,9 @@ def save_checkpoint(folder: Path, learner: Learner, state: Mapping[str, Any]) ->
 
     No random state is held: every stream is a function of seed and step.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     name = f"step-{state['step']:07d}.safetensors"
     with disk_errors(folder / name):
+        folder.mkdir(parents=True, exist_ok=True)
         _save(folder / name, dict(learner.tensors()))
     write_json(folder / "state.json", {**state, "tensors": name})
     for old in folder.glob("step-*.safetensors"):
@@ -33,32 +34,38 @@ def load_checkpoint(folder: Path, learner: Learner) -> dict[str, Any] | None:
     """Put the saved state back; None where there is none.
 
     Raises:
-        CellError: the checkpoint does not fit the run.
+        CellError: the checkpoint is damaged, or does not fit the run.
     """
-    if not (folder / "state.json").exists():
+    path = folder / "state.json"
+    if not path.exists():
         return None
-    state: dict[str, Any] = read_json(folder / "state.json")
-    path = folder / state["tensors"]
     try:
+        state: dict[str, Any] = read_json(path)
+        path = folder / state["tensors"]
         learner.restore(load_file(path))
-    except (OSError, KeyError, RuntimeError) as error:
+    except (OSError, InputError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
         raise CellError(
-            f"{path}: cannot be resumed from ({error}); delete the folder to start anew"
+            f"{path}: cannot be resumed from ({type(error).__name__}: {error}); delete {folder} "
+            "to run this cell anew, which gives the same numbers"
         ) from error
     return state
 
 
 def save_weights(folder: Path, learner: Learner) -> None:
     """The trained policy alone, for evaluation after the run."""
-    folder.mkdir(parents=True, exist_ok=True)
     weights = {
         name.removeprefix("policy/"): tensor
         for name, tensor in learner.tensors()
         if name.startswith("policy/")
     }
     with disk_errors(folder / "policy.safetensors"):
+        folder.mkdir(parents=True, exist_ok=True)
         _save(folder / "policy.safetensors", weights)
-    for old in (*folder.glob("step-*.safetensors"), folder / "state.json"):
+
+
+def drop_checkpoint(folder: Path) -> None:
+    """Remove what only resuming needs; for a run that is recorded as done."""
+    for old in (folder / "state.json", *folder.glob("step-*.safetensors")):
         old.unlink(missing_ok=True)
 
 
@@ -66,17 +73,21 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
     """Put saved policy weights into a model of the same shape.
 
     Raises:
-        CellError: they do not fit.
+        CellError: they are damaged, or do not fit.
     """
     parameters = dict(model.named_parameters())
-    for name, tensor in load_file(path).items():
+    try:
+        weights = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CellError(f"{path}: cannot be read ({error}); run its cell anew") from error
+    for name, tensor in weights.items():
         if name not in parameters or parameters[name].shape != tensor.shape:
             raise CellError(f"{path}: {name} does not fit the model")
         parameters[name].data.copy_(tensor)
 
 
 def _save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}{TEMPORARY}")
     try:
         save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary)
         temporary.replace(path)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from harness.cell import Cell, Context, run_cell
-from harness.errors import InputError
+from harness.errors import CellError, InputError
 from harness.lock import agree, make_lock, read_lock, write_lock
 from harness.matrix import Matrix
 from harness.schedule import Ended, execute
 from harness.spec.load import load_spec
-from harness.store import write_json
+from harness.store import CellFolder, disk_errors
 
 
 def open_context(
@@ -47,7 +49,7 @@ def run_experiment(
     width: int,
     *,
     on_lock: Callable[[], None] = lambda: None,
-    on_end: Callable[[Ended[Cell], Matrix], None] = lambda ended, matrix: None,
+    on_end: Callable[[Ended[Cell], Matrix, str | None], None] = lambda ended, matrix, error: None,
     on_tick: Callable[[Sequence[Cell], Matrix], None] = lambda running, matrix: None,
 ) -> Outcome:
     """Run every cell that is missing; a failed cell is tried once more, from its checkpoint.
@@ -59,7 +61,7 @@ def run_experiment(
     with matrix.store.exclusive():
         ensure_lock(context)
         on_lock()
-        failed_now: set[tuple[str, str]] = set()
+        failed_now: dict[tuple[str, str], str] = {}
 
         def ready() -> list[Cell]:
             return [
@@ -71,11 +73,11 @@ def run_experiment(
         def ended(end: Ended[Cell]) -> None:
             folder = matrix.folder(end.job)
             if not folder.done:
-                failed_now.add((end.job.arm, end.job.name))
-                _note_death(end, folder.path)
+                failed_now[end.job.arm, end.job.name] = _note_death(end, folder)
             if end.job.kind == "trial":
-                matrix.write_tuning(end.job.arm)
-            on_end(end, matrix)
+                with suppress(CellError):  # written again at the end
+                    matrix.write_tuning(end.job.arm)
+            on_end(end, matrix, failed_now.get((end.job.arm, end.job.name)))
 
         _set_threads(context.spec.runtime.threads)
         execute(
@@ -83,17 +85,20 @@ def run_experiment(
             preload=("harness.cell",), on_end=ended,
             on_tick=lambda running: on_tick(running, matrix),
         )  # fmt: skip
-    return outcome(matrix)
+        for arm in matrix.arms:  # a killed run may have left one unwritten
+            matrix.write_tuning(arm)
+    return outcome(matrix, failed_now)
 
 
 def run_cell_quietly(context: Context, cell: Cell) -> None:
     """``run_cell`` with its process's chatter in the cell's own log."""
     folder = context.results / "runs" / cell.arm / cell.name
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "log.txt").open("a") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-        run_cell(context, cell)
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "log.txt").open("a") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+    run_cell(context, cell)
 
 
 def ensure_lock(context: Context) -> None:
@@ -108,13 +113,15 @@ def ensure_lock(context: Context) -> None:
     write_lock(path, lock)
 
 
-def outcome(matrix: Matrix) -> Outcome:
-    """What stands on disk, against what should."""
+def outcome(matrix: Matrix, errors: Mapping[tuple[str, str], str]) -> Outcome:
+    """What stands on disk, against what should; ``errors`` are those of this run."""
     done, failed, missing = 0, [], 0
     for arm, name in matrix.expected():
         folder = matrix.store.cell(arm, name)
         if folder.done:
             done += 1
+        elif (arm, name) in errors:
+            failed.append((arm, name, errors[arm, name]))
         elif folder.failed:
             failed.append((arm, name, folder.json("error.json")["error"]))
         else:
@@ -122,16 +129,21 @@ def outcome(matrix: Matrix) -> Outcome:
     return Outcome(done, failed, missing)
 
 
-def _note_death(end: Ended[Cell], path: Path) -> None:
-    """A process killed from outside leaves no error of its own: write down what is known."""
-    if (path / "error.json").exists() and end.signal is None:
-        return
-    how = f"signal {end.signal}" if end.signal else "without a word"
-    mend = "out of memory?" if end.signal == 9 else "see log.txt"
-    write_json(path / "error.json", {
-        "error": f"its process ended by {how} ({mend}); `harness run` goes on from the checkpoint",
-        "where": f"{end.job.arm}/{end.job.name}", "traceback": None,
-    })  # fmt: skip
+def _note_death(end: Ended[Cell], folder: CellFolder) -> str:
+    """Why a cell failed; written down here where its process was killed, or could not write."""
+    if folder.failed:
+        return str(folder.json("error.json")["error"])
+    how = f"by signal {end.signal}" if end.signal else "without a word"
+    mend = "out of memory?" if end.signal == signal.SIGKILL else "see log.txt"
+    error = end.error or (
+        f"its process ended {how} ({mend}); the same command goes on from its checkpoint"
+    )
+    with suppress(CellError):  # the disk may be full, and the other cells go on
+        folder.write("error.json", {
+            "error": error, "where": f"{end.job.arm}/{end.job.name}", "traceback": None,
+            "step": None,
+        })  # fmt: skip
+    return error
 
 
 def _set_threads(threads: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from harness.arm import parts
+from harness.arm import difference, parts
 from harness.cell import Context, input_hashes
 from harness.data import PromptSet, PromptStream, StreamHash, load_split, prompt_set, splits
 from harness.errors import InputError
@@ -21,6 +21,7 @@ from harness.tune import space
 
 STREAM_EPOCHS = 2  # of the training split, as far as the promised stream hashes reach
 STREAM_BLOCKS = 4000
+SHOWN = 60  # characters of a value in a message
 
 
 def make_lock(context: Context) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def _check_groups(spec: ExperimentSpec, name: str, size: int) -> None:
         raise InputError(
             f"arm {name!r}: its group of {size} does not divide the batch of {batch} completions "
             f"(sampling.prompts_per_step {s.prompts_per_step} x completions_per_prompt "
-            f"{s.completions_per_prompt})"
+            f"{s.completions_per_prompt}); change one of them"
         )
 
 
@@ -138,9 +139,16 @@ def agree(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
         before, now = dict(old.get(part, {})), dict(new[part])
         before.pop("runtime", None)
         now.pop("runtime", None)
-        for key in sorted(before.keys() | now.keys()):
-            if before.get(key) != now.get(key):
-                raise InputError(
-                    f"{path}: was made by another {part} ({part}.{key} differs); move the folder "
-                    "away, use --results for another, or restore what made it"
-                )
+        found = difference(before, now)
+        if found:
+            key, (was, given) = next(iter(found.items()))
+            raise InputError(
+                f"{path}: was made by another {part}: {part}.{key} is {_shown(given)}, there "
+                f"{_shown(was)}; move the folder away, name another with --results, or restore "
+                "what made it"
+            )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."

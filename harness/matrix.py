@@ -34,7 +34,9 @@ class Matrix:
     def __init__(self, context: Context) -> None:
         self.context, self.spec = context, context.spec
         self.store = ResultStore(context.results)
-        self.arms: dict[str, Arm] = {name: f.arm for name, f in context.arms().items()}
+        found = context.arms()
+        self.arms: dict[str, Arm] = {name: f.arm for name, f in found.items()}
+        self.imitated = context.imitated(found)
 
     def folder(self, cell: Cell) -> CellFolder:
         return self.store.cell(cell.arm, cell.name)
@@ -72,8 +74,8 @@ class Matrix:
         columns = [list(self._cells_of(arm)) for arm in self.arms]
         if self.spec.controls.base:
             columns.insert(0, [Cell(BASE, "seed", seed, 0.0) for seed in self.spec.seeds])
-        if self.spec.controls.placebo:
-            columns.append(list(self._seeds_of(PLACEBO, self.spec.controls.placebo)))
+        if self.imitated:
+            columns.append(list(self._seeds_of(PLACEBO, self.imitated)))
         order = {"trial": 0, "seed": 1}
         ranked = [
             (order[cell.kind], index, column, cell)

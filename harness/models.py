@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -78,7 +79,7 @@ def load_base(
             attn_implementation=spec.attention,
             **options,
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, LookupError, RuntimeError, SafetensorError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"model.name {spec.name!r}: cannot be loaded: {first}") from error
     _set_pad_token(tokenizer, spec)
@@ -107,7 +108,8 @@ def _locate(spec: ModelSpec, progress: Callable[[str], None] | None) -> tuple[st
         raise InputError(f"model.name: folder {spec.name} does not exist; check the path")
     if spec.revision is None:
         raise InputError(
-            f"model.name {spec.name!r} is a hub id: pin it with model.revision (a commit hash)"
+            f"model.name {spec.name!r} is no folder here; if it is a hub id, pin it with "
+            "model.revision (a commit hash)"
         )
     return spec.name, spec.revision
 

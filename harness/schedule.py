@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Generic, TypeVar
 
@@ -23,19 +27,29 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Ended(Generic[J]):
-    """A job whose process is over; ``signal`` where it was killed."""
+    """A job whose process is over; ``signal`` where it was killed, ``error`` what it raised."""
 
     job: J
     ok: bool
     signal: int | None
     seconds: float
+    error: str | None = None
 
 
 @dataclass
 class _Running(Generic[J]):
     job: J
     process: BaseProcess
+    complaint: Connection  # what the job raised, should the disk not take it
     start: float
+
+    def ended(self) -> Ended[J]:
+        code, error = self.process.exitcode or 0, None
+        with suppress(EOFError, OSError), self.complaint:
+            if self.complaint.poll():
+                error = str(self.complaint.recv())
+        seconds = time.monotonic() - self.start
+        return Ended(self.job, code == 0, -code if code < 0 else None, seconds, error)
 
 
 def execute(
@@ -50,7 +64,8 @@ def execute(
     """Do jobs until none is ready and none is running.
 
     Args:
-        ready: the jobs that could start now, in order of preference; asked again after each end.
+        ready: the jobs that could start now, in order of preference; asked whenever a process is
+            free.
         work: what to do with a job, in a process of its own. It must be importable by name.
         width: processes at once.
         preload: modules that the fork server imports once, for all jobs.
@@ -63,15 +78,11 @@ def execute(
     tried: set[J] = set()
     try:
         while True:
-            for job in ready():
-                if len(running) >= width:
-                    break
-                if job in tried:
-                    continue
-                tried.add(job)
-                process = context.Process(target=_child, args=(work, job), daemon=False)
-                process.start()
-                running.append(_Running(job, process, time.monotonic()))
+            if len(running) < width:
+                new = [job for job in dict.fromkeys(ready()) if job not in tried]
+                for job in new[: width - len(running)]:
+                    tried.add(job)
+                    running.append(_start(context, work, job))
             if not running:
                 return
             on_tick([r.job for r in running])
@@ -79,9 +90,7 @@ def execute(
             over = [r for r in running if not r.process.is_alive()]
             for r in over:
                 running.remove(r)
-                code = r.process.exitcode or 0
-                seconds = time.monotonic() - r.start
-                on_end(Ended(r.job, code == 0, -code if code < 0 else None, seconds))
+                on_end(r.ended())
     finally:
         for r in running:
             r.process.terminate()
@@ -91,14 +100,27 @@ def execute(
                 r.process.kill()
 
 
-def _child(work: Callable[[J], None], job: J) -> None:
+def _start(context: ForkServerContext, work: Callable[[J], None], job: J) -> _Running[J]:
+    reader, writer = context.Pipe(duplex=False)
+    with writer:
+        process = context.Process(target=_child, args=(work, job, writer), daemon=False)
+        process.start()
+    return _Running(job, process, reader, time.monotonic())
+
+
+def _child(work: Callable[[J], None], job: J, complaint: Connection) -> None:
     """The process of one job: dies with its parent, and is stopped by its parent alone."""
-    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        os._exit(1)  # it died before the line above
     try:
         work(job)
-    except Exception:
-        sys.exit(1)  # the job has written down why
+    except Exception as error:
+        with suppress(OSError):
+            complaint.send(" ".join(str(error).split()) or type(error).__name__)
+        sys.exit(1)
 
 
 def die_with_parent() -> None:

@@ -6,10 +6,11 @@ import errno
 import fcntl
 import json
 import os
-import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from harness.errors import CellError, InputError
 from harness.identity import canonical, digest
 
 TEXT_FILES = ("steps.jsonl", "evals.jsonl", "timing.jsonl", "samples.jsonl")
+TEMPORARY = ".tmp"
+PATIENCE_SECONDS = 30.0  # for the orphan of a killed run, which dies within moments
 
 
 @contextmanager
@@ -33,7 +36,7 @@ def disk_errors(path: Path) -> Iterator[None]:
             raise CellError(
                 f"{path}: the disk is full; free space and run again (it resumes)"
             ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EIO):
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO):
             raise CellError(
                 f"{path}: cannot be written ({error.strerror}); mend and run again"
             ) from error
@@ -42,7 +45,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     with disk_errors(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,6 +58,12 @@ def write_text(path: Path, text: str) -> None:
             with suppress(OSError):
                 temporary.unlink()
             raise
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process was about to rename; only where no other process writes."""
+    for left in folder.glob(f".*{TEMPORARY}"):
+        left.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -87,10 +96,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    lines = text.split("\n")
     found = []
-    for number, line in enumerate(lines[:-1], 1):
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
             found.append(json.loads(line))
         except ValueError as error:
@@ -124,13 +131,14 @@ class CellFolder:
 
     def append(self, name: str, *records: dict[str, Any]) -> None:
         """Add lines to a JSON-lines file: all of them, on disk when this returns, or none."""
-        with disk_errors(self.path / name), (self.path / name).open("ab") as file:
+        dump = partial(json.dumps, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        data = memoryview("".join(dump(record) + "\n" for record in records).encode())
+        # Unbuffered: a buffer would write what is left of it on closing, after the cut.
+        with disk_errors(self.path / name), (self.path / name).open("ab", buffering=0) as file:
             start = file.tell()
             try:
-                for record in records:
-                    line = json.dumps(record, sort_keys=True, ensure_ascii=False, allow_nan=False)
-                    file.write(line.encode() + b"\n")
-                file.flush()
+                while data:
+                    data = data[file.write(data) :]
                 os.fsync(file.fileno())
             except OSError:
                 with suppress(OSError):
@@ -149,17 +157,43 @@ class CellFolder:
         }
 
     def rewind(self, sizes: dict[str, int]) -> None:
-        """Cut the appended files back to a checkpoint's sizes; what came after is run again."""
+        """Cut the appended files back to a checkpoint's sizes; what came after is run again.
+
+        Raises:
+            CellError: a file is shorter than the checkpoint remembers: lines were lost.
+        """
         for name in TEXT_FILES:
-            path = self.path / name
-            if path.exists() and path.stat().st_size > sizes.get(name, 0):
-                os.truncate(path, sizes.get(name, 0))
+            path, size = self.path / name, sizes.get(name, 0)
+            found = path.stat().st_size if path.exists() else 0
+            if found < size:
+                raise CellError(
+                    f"{path}: has {found} bytes, its checkpoint knows of {size}: lines were lost; "
+                    f"restore it, or delete {self.path} to run this cell anew"
+                )
+            if found > size:
+                os.truncate(path, size)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the folder against a second process, such as the orphan of a killed run.
+
+        Raises:
+            CellError: another process holds it and does not let go.
+        """
+        held = os.open(self.path, os.O_RDONLY)
+        try:
+            if not _locked(held, PATIENCE_SECONDS):
+                raise CellError(
+                    f"{self.path}: another process is writing here; stop it and run again"
+                )
+            for folder in (self.path, self.path / "checkpoint"):
+                sweep(folder)
+            yield
+        finally:
+            os.close(held)
 
     def clear_error(self) -> None:
         (self.path / "error.json").unlink(missing_ok=True)
-
-    def drop_checkpoint(self) -> None:
-        shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -188,23 +222,44 @@ class ResultStore:
         """Hold the folder against a second process.
 
         Raises:
-            InputError: another process holds it.
+            InputError: another process holds it, or it cannot be written to.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / ".lock").open("a+")
+        except OSError as error:
+            raise InputError(
+                f"results folder {self.path}: cannot be written ({error.strerror}); "
+                "mend it, or name another with --results"
+            ) from error
+        with file:
+            if not _locked(file.fileno(), 1.0):  # `harness status` looks at the lock for a moment
                 file.seek(0)
                 owner = file.read().strip() or "unknown"
                 raise InputError(
-                    f"{self.path}: another process (pid {owner}) is writing here; "
-                    "wait for it, or stop it"
-                ) from error
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+                    f"results folder {self.path}: another process (pid {owner}) is writing here; "
+                    "wait for it or stop it, or name another folder with --results"
+                )
+            with disk_errors(self.path / ".lock"):
+                file.truncate(0)
+                file.write(str(os.getpid()))
+                file.flush()
+            for folder in (self.path, self.path / "tuning"):
+                sweep(folder)
             yield
+
+
+def _locked(descriptor: int, patience: float) -> bool:
+    """Lock an open file or folder against other processes; False if it stays held for so long."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.05)
 
 
 def chained(record: dict[str, Any], previous: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -9,6 +10,8 @@ import typer
 
 from harness.cli import data_commands, experiment_commands, list_commands
 from harness.errors import BAD_INPUT, CELL_FAILED, CellError, InputError
+
+STOPPED = 130
 
 app = typer.Typer(
     name="harness",
@@ -32,10 +35,13 @@ def main(arguments: list[str] | None = None) -> None:
         fail(error, BAD_INPUT)
     except CellError as error:
         fail(error, CELL_FAILED)
-    except KeyboardInterrupt:
-        fail("stopped; the same command goes on from here", 130)
-    except typer.Abort:
-        fail("stopped", 130)
+    except (KeyboardInterrupt, typer.Abort):
+        fail("stopped; the same command goes on from here", STOPPED)
+    except BrokenPipeError:  # whoever read our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(STOPPED)
+    except OSError as error:
+        fail(f"{error.filename or 'system'}: {error.strerror}", BAD_INPUT)
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error of the command line itself
             fail(error.format_message(), BAD_INPUT)  # type: ignore[union-attr]

@@ -23,7 +23,7 @@ def evaluate_weights(
     Raises:
         InputError: no such arm, run, weights or split.
     """
-    known = [*context.spec.arms, BASE, PLACEBO]
+    known = [*context.arms(), BASE, *([PLACEBO] if context.spec.controls.placebo else [])]
     if arm not in known:
         raise InputError(f"--arm {arm!r} is not in the experiment.{suggest(arm, known)}")
     cell = Cell(arm, "seed", seed, context.spec.budget.limit)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from harness.cli.show import console, print_json, print_table
+from harness.cli.show import console, print_json, print_table, say
 from harness.errors import CELL_FAILED, NOT_CERTIFIED, InputError
-from harness.spec.load import find_spec
+from harness.spec.load import find_spec, load_spec
 
 Experiment = Annotated[
     str, typer.Argument(help="A name in experiments/, or a path to a YAML file.", metavar="EXP")
@@ -44,11 +44,19 @@ def _context(
 def _results_of(experiment: str, results: Path | None) -> Path:
     """The folder of an experiment's results; also a results folder itself."""
     path = results or Path(experiment)
-    if not (path / "spec.lock.yaml").is_file():
-        path = results or Path("results") / Path(experiment).stem
+    if results is None and not (path / "spec.lock.yaml").is_file():
+        path = Path("results") / _name_of(experiment)
     if not path.is_dir():
         raise InputError(f"no results at {path}; run `harness run {experiment}` first")
     return path.resolve()
+
+
+def _name_of(experiment: str) -> str:
+    """What the experiment's spec calls itself, which names its results folder."""
+    try:
+        return load_spec(find_spec(experiment)).name
+    except InputError:  # the spec is not here, or has changed; the results may still be
+        return Path(experiment).stem
 
 
 def validate(
@@ -67,16 +75,16 @@ def validate(
         print_json({"valid": True, "name": spec.name, "spec": spec.model_dump(mode="json"),
                     "warnings": list(made.warnings)})  # fmt: skip
         return
-    console.print(f"{spec.name}: valid. {len(spec.arms)} arms, {len(spec.seeds)} seeds.")
+    say(f"{spec.name}: valid. {len(spec.arms)} arms, {len(spec.seeds)} seeds.")
     for warning in made.warnings:
-        console.print(f"note: {warning}")
+        say(f"note: {warning}")
 
 
 def plan(
     experiment: Experiment,
     set_: Overrides = None,
     plugin: Plugins = None,
-    jobs: Annotated[int, typer.Option(help="Cells run at once; 0 for one per core.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Cells run at once; 0 for one per core.")] = 0,
     json: AsJson = False,
 ) -> None:
     """Print what an experiment will cost before it runs: cells, tokens, FLOPs, memory, time."""
@@ -94,7 +102,7 @@ def run(
     set_: Overrides = None,
     plugin: Plugins = None,
     results: Results = None,
-    jobs: Annotated[int, typer.Option(help="Cells run at once; 0 for one per core.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Cells run at once; 0 for one per core.")] = 0,
 ) -> None:
     """Run what is missing, then audit and report. Stopped at any moment, it goes on from there."""
     from harness.cli.progress import View
@@ -107,23 +115,23 @@ def run(
     width = jobs or default_width(context.spec.runtime.device)
     made = make_plan(context, width=width)
     for warning in made.warnings:
-        console.print(f"note: {warning}")
-    console.print(f"{context.spec.name}: preparing {context.results}")
+        say(f"note: {warning}")
+    say(f"{context.spec.name}: preparing {context.results}")
 
     def locked() -> None:
         if not (context.results / "plan.json").exists():
             write_json(context.results / "plan.json", made.to_json())
-        console.print(f"locked; running with {width} processes")
+        say(f"locked; running with {width} processes")
 
     view = View(Matrix(context), width)
     with view:
         end = run_experiment(context, width, on_lock=locked, on_end=view.ended, on_tick=view.tick)
-    code = _conclude(context.results)
     for arm, name, error in end.failed:
-        console.print(f"failed: {arm}/{name}: {error}")
+        say(f"failed: {arm}/{name}: {error}")
+    code = _conclude(context.results)
     if end.failed or end.missing:
-        console.print(f"{end.done} cells done, {len(end.failed)} failed, {end.missing} not run; "
-                      "the same command runs what is missing")  # fmt: skip
+        say(f"{end.done} cells done, {len(end.failed)} failed, {end.missing} not run; "
+            "the same command runs what is missing")  # fmt: skip
         raise typer.Exit(CELL_FAILED)
     raise typer.Exit(code)
 
@@ -136,10 +144,10 @@ def _conclude(results: Path) -> int:
     certificate = write_certificate(results)
     written = write_report(results)
     state = "certified" if certificate.certified else "NOT certified"
-    console.print(f"{state}: {results / 'certificate.json'}")
+    say(f"{state}: {results / 'certificate.json'}")
     for violation in certificate.violations[:10]:
-        console.print(f"violation: {violation.message}")
-    console.print(f"report: {written.html}")
+        say(f"violation: {violation.message}")
+    say(f"report: {written.html}")
     return 0 if certificate.certified else NOT_CERTIFIED
 
 
@@ -188,7 +196,7 @@ def audit(experiment: Experiment, results: Results = None, json: AsJson = False)
             [(c.name, "holds" if c.passed else "VIOLATED") for c in certificate.checks],
         )
         for violation in certificate.violations:
-            console.print(f"violation: {violation.message}")
+            say(f"violation: {violation.message}")
     raise typer.Exit(0 if certificate.certified else NOT_CERTIFIED)
 
 
@@ -200,7 +208,7 @@ def report(experiment: Experiment, results: Results = None, json: AsJson = False
     if json:
         print_json({"html": str(written.html), "files": [str(f) for f in written.files]})
     else:
-        console.print(f"report: {written.html}")
+        say(f"report: {written.html}")
 
 
 def evaluate(
@@ -208,7 +216,9 @@ def evaluate(
     arm: Annotated[str, typer.Option(help="The arm whose trained weights are evaluated, or base.")],
     seed: Annotated[int, typer.Option(help="The training seed of the run.")] = 0,
     split: Annotated[str, typer.Option(help="validation, or test.NAME.")] = "",
-    samples: Annotated[int, typer.Option(help="Completions per problem; 0 as in the spec.")] = 0,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Completions per problem; 0 as in the spec.")
+    ] = 0,
     set_: Overrides = None,
     plugin: Plugins = None,
     results: Results = None,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from harness.cli.show import console, print_json, print_table
+from harness.cli.show import print_json, print_table, say
 from harness.errors import BAD_INPUT, InputError, suggest
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -39,7 +39,7 @@ def list_(
         columns = [key for key in rows[0] if key not in ("parts", "source")]
         print_table(what, columns, [[_plain(row[c]) for c in columns] for row in rows])
     else:
-        console.print(f"no {what}")
+        say(f"no {what}")
 
 
 def _arms(plugins: list[Path]) -> list[dict[str, Any]]:

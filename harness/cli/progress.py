@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.cell import Cell
-from harness.cli.show import console, duration
+from harness.cli.show import console, duration, say
 from harness.matrix import Matrix
 from harness.schedule import Ended
 
@@ -44,16 +44,16 @@ class View:
         if self.live:
             self.live.stop()
 
-    def ended(self, end: Ended[Cell], matrix: Matrix) -> None:
+    def ended(self, end: Ended[Cell], matrix: Matrix, error: str | None) -> None:
         """A cell is over: one line that stays."""
         folder = matrix.folder(end.job)
         name = f"{end.job.arm}/{end.job.name}"
         if folder.done:
             status = folder.json("done.json")["status"]
             mark = "done" if status == "done" else status
-            console.print(f"{mark:9} {name}  {duration(end.seconds)}")
+            say(f"{mark:9} {name}  {duration(end.seconds)}")
         else:
-            console.print(f"FAILED    {name}: {folder.json('error.json')['error']}")
+            say(f"FAILED    {name}: {error}")
 
     def tick(self, running: Sequence[Cell], matrix: Matrix) -> None:
         now = time.monotonic()
@@ -67,7 +67,7 @@ class View:
             names = ", ".join(
                 f"{c.arm}/{c.name} {matrix.share_done(matrix.folder(c)):.0%}" for c in running
             )
-            console.print(f"{done}/{total} cells, {self._left(running)}; running {names}")
+            say(f"{done}/{total} cells, {self._left(running)}; running {names}")
 
     def _picture(self, running: Sequence[Cell]) -> Group:
         done, total = self._counts()

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-console = Console(highlight=False, soft_wrap=False)
+PIPE_WIDTH = 160  # columns where nobody's window says how many there are
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def say(line: str) -> None:
+    """A line on stdout as it is: never wrapped, and brackets in it are not markup."""
+    console.print(line, markup=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -23,7 +32,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
     console.print(table)
 
 

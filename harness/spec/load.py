@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml
@@ -16,6 +17,7 @@ from harness.errors import InputError, suggest
 from harness.spec.schema import ExperimentSpec
 
 EXPERIMENTS = Path("experiments")
+SHOWN = 80  # characters of a value in a message
 
 
 def find_spec(name: str) -> Path:
@@ -49,7 +51,7 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> ExperimentSpec:
     tree = _read(path, ())
     for override in overrides:
         tree = _set(tree, override)
-    return check_spec(tree, str(path))
+    return check_spec(tree, f"{path} (with --set)" if overrides else str(path))
 
 
 def check_spec(tree: Mapping[str, Any], where: str) -> ExperimentSpec:
@@ -72,6 +74,10 @@ def read_yaml(path: Path) -> Any:
         raise InputError(f"{path} does not exist; check the path") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); give a YAML file") from error
+    except RecursionError:
+        raise InputError(f"{path}: nested without end; write it without such aliases") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
@@ -86,6 +92,10 @@ class _UniqueKeys(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is not a word", key_node.start_mark
+                )
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key!r} stands twice", key_node.start_mark
@@ -103,7 +113,7 @@ _UniqueKeys.add_implicit_resolver(  # YAML 1.1 takes 1e-4 for text
 def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     resolved = path.resolve()
     if resolved in above:
-        raise InputError(f"{path}: extends goes round in a circle")
+        raise InputError(f"{path}: extends goes round in a circle; break it")
     tree = read_yaml(path)
     if not isinstance(tree, dict):
         raise InputError(f"{path}: a spec is a mapping of keys, found {type(tree).__name__}")
@@ -112,8 +122,13 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         return tree
     if not isinstance(extends, str):
         raise InputError(f"{path}: extends must name one file, found {extends!r}")
-    below = _read(path.parent / extends, (*above, resolved))
-    return merge(below, tree)
+    below = path.parent / extends
+    if not below.is_file():
+        raise InputError(
+            f"{path}: extends {extends!r}, but {below} does not exist; the path is relative to "
+            "the spec"
+        )
+    return merge(_read(below, (*above, resolved)), tree)
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,7 +166,8 @@ def _one_line(error: ValidationError, where: str) -> str:
         return f"{where}: key {key!r} is missing; add it{more}"
     message = first["msg"].removeprefix("Value error, ")
     found = first.get("input")
-    shown = f", found {found!r}" if isinstance(found, (str, int, float, bool, list)) else ""
+    shown = repr(found) if isinstance(found, (str, int, float, bool, list, NoneType)) else ""
+    shown = f", found {shown[:SHOWN]}{'...' * (len(shown) > SHOWN)}" if shown else ""
     return f"{where}: {key}: {message}{shown}{more}"
 
 

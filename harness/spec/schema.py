@@ -192,6 +192,8 @@ class EvaluationSpec(Strict):
 
     @model_validator(mode="after")
     def _enough_samples(self) -> EvaluationSpec:
+        if not self.k or min(self.k) < 1 or list(self.k) != sorted(set(self.k)):
+            raise ValueError(f"k {list(self.k)}: give rising whole numbers from 1")
         if max(self.k) > self.samples:
             raise ValueError(
                 f"k {max(self.k)} is above samples {self.samples}: pass@k needs samples >= k, and "
@@ -246,7 +248,10 @@ class ExperimentSpec(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> ExperimentSpec:
-        for what, values in (("arms", self.arms), ("seeds", self.seeds)):
+        tuning_seeds = self.tuning.seeds if self.tuning else ()
+        for what, values in (
+            ("arms", self.arms), ("seeds", self.seeds), ("tuning.seeds", tuning_seeds),
+        ):  # fmt: skip
             if len(set(values)) != len(values):
                 raise ValueError(f"{what} {list(values)}: one is named twice")
         for what, arm in (("baseline", self.baseline), ("controls.placebo", self.controls.placebo)):
