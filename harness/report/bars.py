@@ -57,7 +57,7 @@ def _stacked(
     arms = [a for a in experiment.shown if a in bars]
     seen = {part for bar in bars.values() for part in bar}
     parts = [p for p in order if p in seen] + sorted(seen - set(order))
-    figure, axes = panels(1, width=7.0, height=1.7 + 0.36 * len(arms))
+    figure, axes = panels(1, width=6.2, height=1.6 + 0.36 * len(arms))
     left = dict.fromkeys(arms, 0.0)
     for place, part in enumerate(parts):
         values = [bars[a].get(part, 0.0) for a in arms]
@@ -82,7 +82,7 @@ def _stacked(
 
 def tuning_points(experiment: Experiment) -> Figure | None:
     """Validation score of every trial, arm by arm, the chosen one ringed."""
-    figure, axes = panels(1, width=7.0, height=3.6)
+    figure, axes = panels(1, width=6.2, height=3.4)
     style, panel, drawn = looks(experiment), axes[0], 0
     for place, arm in enumerate(experiment.arms):
         trials = experiment.trial_cells(arm)
@@ -97,7 +97,7 @@ def tuning_points(experiment: Experiment) -> Figure | None:
             look = style[arm]
             panel.plot(x, 100 * score, look.marker, color=look.colour, ms=7)
             panel.annotate(
-                str(cell.trial), (x, 100 * score), (0, 8), textcoords="offset points",
+                str(cell.trial), (x, 100 * score), (0, 10), textcoords="offset points",
                 ha="center", fontsize=8, color=DARK,
             )  # fmt: skip
             if cell.trial == chosen:

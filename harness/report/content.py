@@ -11,7 +11,7 @@ from harness.report.notices import notices, summary
 from harness.report.plots import Plot
 from harness.report.samples import Comparison
 from harness.report.scores import TestScores
-from harness.report.tables import Table, setting
+from harness.report.tables import Table, budget, setting
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def compose(
     sections = [
         ("What the data say", _lead(experiment, scores)),
         ("Score at matched budget", pick("t:final", "p:learning_flops", "t:paired", "t:gain")),
-        ("More samples", pick("p:pass_maj_at_k")),
+        ("Pass@K and Maj@K", pick("p:pass_maj_at_k")),
         ("By level and subject", pick("t:levels")),
         ("How the arms differ", pick("t:arms", "t:controls", "t:data")),
         ("Tuning", pick("t:tuning", "p:tuning")),
@@ -138,7 +138,7 @@ def certificate_line(experiment: Experiment) -> str:
 def facts(experiment: Experiment) -> Facts:
     """The experiment in a few lines."""
     spec = experiment.spec
-    budget, tuning = spec["budget"], spec.get("tuning")
+    tuning = spec.get("tuning")
     effort = "none"
     if tuning:
         share = setting(tuning["budget_fraction"])
@@ -151,7 +151,7 @@ def facts(experiment: Experiment) -> Facts:
             ("Model", str(spec["model"]["name"])),
             ("Test sets", ", ".join(spec["data"]["test"])),
             ("Seeds", setting(list(experiment.seeds))),
-            ("Budget", f"{setting(float(budget['limit']))} {budget['unit']} a run"),
+            ("Budget", f"{budget(spec)} a run"),
             ("Tuning", effort),
         )
     )

@@ -23,7 +23,8 @@ from harness.report.samples import Written
 from harness.report.stylesheet import CSS
 from harness.report.tables import Table
 
-_LONG = 12  # rows from which a table scrolls in its own box
+_LONG = 16  # rows from which a table scrolls in its own box
+_SHORT = 24  # characters up to which a cell keeps to one line
 
 
 def to_html(experiment: Experiment, sections: Sequence[Section]) -> str:
@@ -114,12 +115,13 @@ def _folder_link(folder: str) -> str:
 def _plot(plot: Plot) -> str:
     data = base64.b64encode(plot.images["svg"]).decode()
     alt = escape(plot.alt, quote=True)
+    wide = " wide" if plot.panels > 1 else ""
     links = " ".join(
         f'<a href="figures/{plot.name}.{kind}">{kind.upper()}</a>' for kind in ("png", "svg")
     )
     return (
-        f'<figure id="figure-{plot.name}">\n'
-        f'<img src="data:image/svg+xml;base64,{data}" alt="{alt}">\n'
+        f'<figure id="figure-{plot.name}">\n<div class="picture{wide}" tabindex="0">'
+        f'<img src="data:image/svg+xml;base64,{data}" alt="{alt}"></div>\n'
         f"<figcaption><b>{escape(plot.title)}.</b> {escape(plot.caption)} "
         f'<span class="files">{links}</span></figcaption>\n</figure>'
     )
@@ -135,8 +137,10 @@ def _table(table: Table) -> str:
     )
     return (
         f'<div class="table" id="table-{table.name}">\n'
-        f'<div class="scroll{long}" tabindex="0" role="region" aria-label="{title}">\n'
-        f"<table>\n<caption>{title}</caption>\n<thead><tr>{head}</tr></thead>\n"
+        f'<p class="title" id="title-{table.name}">{title}</p>\n'
+        f'<div class="scroll{long}" tabindex="0" role="region" '
+        f'aria-labelledby="title-{table.name}">\n'
+        f'<table aria-labelledby="title-{table.name}">\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{rows}\n</tbody>\n</table>\n</div>\n"
         f'<p class="note">{escape(table.note)} <span class="files">{links}</span></p>\n'
         f"{_sources(table)}</div>"
@@ -157,6 +161,7 @@ def _cells(table: Table, row: int) -> str:
         else:
             kinds = [] if place < table.labels else ["number"]
             kinds += ["differs"] if text.startswith("≠") else []
+            kinds += ["short"] if place < table.labels and len(text) <= _SHORT else []
             kind = f' class="{" ".join(kinds)}"' if kinds else ""
             found.append(f"<td{kind}>{shown}</td>")
     return "".join(found)

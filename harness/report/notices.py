@@ -13,7 +13,7 @@ from harness.report.table_spent import (
     outcome_counts,
     training_steps,
 )
-from harness.report.tables import fixed, in_percent, in_points, interval, percent
+from harness.report.tables import budget, fixed, in_percent, in_points, interval, number, percent
 
 FEW_UPDATES = 10
 MOSTLY_FLAT = 0.8
@@ -28,11 +28,10 @@ def summary(experiment: Experiment, scores: Sequence[TestScores]) -> str:
         return "No arm has a finished seed yet, so there is nothing to compare."
     test = scores[0]
     found = {a: test.arms[a].estimates[AVG] for a in experiment.arms if a in test.arms}
-    budget = experiment.spec["budget"]
     listed = ", ".join(f"{arm} {in_percent(e)}" for arm, e in found.items())
     label = test.label(AVG)
     text = (
-        f"On {test.name}, after {budget['limit']:g} {budget['unit']} a run, "
+        f"On {test.name}, after {budget(experiment.spec)} a run, "
         f"{label} in percent with 95 % intervals was: {listed}"
     )
     if "base" in test.arms:
@@ -72,8 +71,8 @@ def _paired_sentence(experiment: Experiment, test: TestScores) -> str:
     text = f"Paired by seed, in points against {baseline}: {listed}."
     if least > ALPHA:
         reach = f"With {fewest} seed{'s' * (fewest != 1)} the exact test cannot fall below "
-        return f"{text} {reach}p = {fixed(least, 4)}, so this report claims no difference."
-    shown = ", ".join(f"{arm} p = {fixed(gap.p, 4)}" for arm, gap in gaps.items())
+        return f"{text} {reach}p = {number(least)}, so this report claims no difference."
+    shown = ", ".join(f"{arm} p = {number(gap.p)}" for arm, gap in gaps.items())
     return f"{text} Exact sign-flip test, not corrected for several comparisons: {shown}."
 
 

@@ -37,6 +37,7 @@ class Plot:
     caption: str
     alt: str
     images: Mapping[str, bytes]
+    panels: int = 1
     measured: bool = False
 
 
@@ -64,6 +65,7 @@ def draw_plots(experiment: Experiment, scores: Sequence[TestScores]) -> list[Plo
                         recipe.caption,
                         _alt(experiment, recipe),
                         render(figure),
+                        sum(axes.axison for axes in figure.axes),
                         recipe.measured,
                     )
                 )

@@ -120,10 +120,13 @@ def differences(treatment: Floats, control: Floats, resamples: int = RESAMPLES) 
 
 
 def t_interval(values: Floats) -> tuple[float | None, float | None]:
-    """Student's t interval of a mean over seeds; (None, None) for fewer than two."""
+    """Student's t interval of a mean over seeds.
+
+    (None, None) for fewer than two seeds, or where all are equal: no spread was seen to judge by.
+    """
     from scipy import stats
 
-    if len(values) < 2:
+    if len(values) < 2 or np.ptp(values) < 1e-12:
         return None, None
     half = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * stats.sem(values)
     return float(values.mean() - half), float(values.mean() + half)

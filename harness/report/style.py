@@ -82,6 +82,7 @@ def panels(count: int, width: float = 5.2, height: float = 3.6) -> tuple[Figure,
     from matplotlib.figure import Figure
 
     columns = min(count, 2)
+    width, height = (width * 1.2, height * 1.1) if count == 1 else (width, height)
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -100,14 +101,18 @@ def legend_below(figure: Figure, axes: Axes, order: Sequence[str] = ()) -> None:
             [found[n] for n in names],
             names,
             loc="outside lower center",
-            ncols=len(names) if sum(map(len, names)) < 40 else min(len(names), 3),
+            ncols=_columns(figure, names),
             handlelength=3.2,
         )
 
 
-def from_zero(axes: Axes, top: float = 1.05) -> None:
-    """The y axis from 0 to somewhat above the data."""
-    axes.set_ylim(0, max(axes.get_ylim()[1], 1e-9) * top / 1.05)
+def _columns(figure: Figure, names: Sequence[str]) -> int:
+    """As many legend entries abreast as the figure is wide: lines take 5 em, letters 0.6."""
+    em = RC["font.size"] / 72
+    entry = em * (5.5 + 0.62 * max(map(len, names)))
+    fit = max(1, int(figure.get_figwidth() / entry))
+    rows = math.ceil(len(names) / fit)
+    return math.ceil(len(names) / rows)
 
 
 def render(figure: Figure) -> dict[str, bytes]:

@@ -51,13 +51,13 @@ nav ul { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin: 0; padding: 
 .long { max-height: 34rem; overflow-y: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .88rem;
   font-variant-numeric: tabular-nums; }
-caption { padding: .5rem .7rem; text-align: left; font-weight: 600; font-size: .98rem;
-  position: sticky; left: 0; }
+.title { margin: 0 0 .4rem; font-weight: 600; }
 th, td { padding: .3rem .7rem; text-align: left; vertical-align: top;
   border-top: 1px solid var(--rule); }
 thead th { background: var(--panel); position: sticky; top: 0; z-index: 1; vertical-align: bottom; }
 tbody th { font-weight: 500; }
 td.number, th.number { text-align: right; white-space: nowrap; }
+.short, thead th { white-space: nowrap; }
 td.differs { background: var(--differs); }
 tbody tr:hover > * { background: var(--panel); }
 .note { margin: .5rem 0 0; color: var(--soft); font-size: .88rem; }
@@ -81,6 +81,8 @@ pre { margin: 0 0 .5rem; max-height: 18rem; overflow: auto; white-space: pre-wra
 @media (max-width: 40rem) {
   .facts { grid-template-columns: 1fr; }
   th, td { padding: .3rem .5rem; }
+  .wide { overflow-x: auto; }
+  .wide img { max-width: none; width: 42rem; }
 }
 @media print {
   :root { --ink: #000; --soft: #333; --paper: #fff; --panel: #f2f2f2; --rule: #bbb;
@@ -91,10 +93,10 @@ pre { margin: 0 0 .5rem; max-height: 18rem; overflow: auto; white-space: pre-wra
   .scroll, .long, pre { overflow: visible; max-height: none; }
   table { font-size: 6.8pt; }
   th, td { padding: .15rem .25rem; }
-  td.number, th.number { white-space: normal; }
-  thead th, caption { position: static; }
+  td.number, th.number, .short { white-space: normal; }
+  thead th { position: static; white-space: normal; }
   tr, figure, .sample .columns > div { break-inside: avoid; }
-  h2, h3, caption { break-after: avoid; }
+  h2, h3, .title { break-after: avoid; }
   figure img { max-height: 11cm; border: 0; }
 }
 """

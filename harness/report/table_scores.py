@@ -11,6 +11,7 @@ from harness.report.stats import Difference, Estimate
 from harness.report.tables import (
     NOTHING,
     Table,
+    budget,
     fixed,
     in_percent,
     in_points,
@@ -56,10 +57,9 @@ def final_table(experiment: Experiment, scores: Sequence[TestScores]) -> Table:
             rows.append(row)
         seeds = [str(len(test.arms[a].seeds)) if a in test.arms else "0" for a in experiment.shown]
         rows.append([test.name, "seeds", *seeds])
-    budget = experiment.spec["budget"]
     return Table(
         name="final",
-        title=f"Score at a matched budget of {budget['limit']:g} {budget['unit']}",
+        title=f"Score at a matched budget of {budget(experiment.spec)}",
         note=f"{INTERVAL_NOTE} Avg@n is the mean over n samples of each problem, which is pass@1. "
         "base is the untrained model, placebo is trained on random reward.",
         columns=("test set", "metric", *experiment.shown),

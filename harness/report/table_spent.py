@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.report.load import Cell, Experiment
 from harness.report.scores import final_line
-from harness.report.tables import NOTHING, Table, fixed, number, percent
+from harness.report.tables import NOTHING, Table, budget, fixed, number, percent
 
 UNITS = (
     "flops",
@@ -21,6 +21,7 @@ UNITS = (
     "reward_calls",
     "updates",
 )
+UNJUDGED = ("timeout", "error")
 # key of steps.jsonl -> (what it is called, how it is shown)
 DIAGNOSTICS: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "reward_mean": ("reward, used completions", lambda v: fixed(v, 3)),
@@ -69,8 +70,8 @@ def budget_table(experiment: Experiment) -> Table:
     return Table(
         name="budget",
         title="What each cell spent",
-        note=f"The budget is {limit:g} {unit} a cell. Dropped groups were sampled, graded and "
-        "charged, and not used. Tuning trials are in the CSV.",
+        note=f"The budget is {budget(experiment.spec)} a cell. Dropped groups were sampled, graded "
+        "and charged, and not used. Tuning trials are in the CSV.",
         columns=(
             "arm",
             "cell",
@@ -105,7 +106,13 @@ def flops_table(experiment: Experiment) -> Table:
     rows, records = [], []
     for arm, found in shares.items():
         total = sum(found.values())
-        rows.append([arm, number(total), *(percent(found.get(k, 0) / total) for k in keys)])
+        rows.append(
+            [
+                arm,
+                number(total),
+                *(percent(found[k] / total) if k in found else NOTHING for k in keys),
+            ]
+        )
         records += [
             {
                 "arm": arm,
@@ -226,7 +233,7 @@ def outcomes_table(experiment: Experiment) -> Table:
             total = sum(part.values())
             if not total:
                 continue
-            shares = [_count_and_share(part.get(o, 0), total) for o in outcomes]
+            shares = [_outcome_share(o, part.get(o, 0), total) for o in outcomes]
             rows.append([arm, when, number(total), *shares])
             records += [
                 {"arm": arm, "when": when, "outcome": o, "count": part.get(o, 0), "total": total}
@@ -236,7 +243,7 @@ def outcomes_table(experiment: Experiment) -> Table:
         name="outcomes",
         title="Outcomes of grading",
         note="Share of completions in percent, over finished seeds, dropped groups included; "
-        "counts are in the CSV.",
+        "what the grader did not judge with its count. The CSV holds all counts.",
         columns=("arm", "when", "completions", *(o.replace("_", " ") for o in outcomes)),
         rows=rows,
         records=records,
@@ -245,10 +252,12 @@ def outcomes_table(experiment: Experiment) -> Table:
     )
 
 
-def _count_and_share(count: int, total: int) -> str:
-    """A rare outcome must not round to nothing."""
+def _outcome_share(outcome: str, count: int, total: int) -> str:
+    """In percent; what the grader did not judge shows its count, which must not round away."""
     share = percent(count / total)
-    return f"<0.1 ({count})" if count and share == "0.0" else share
+    if not count or outcome not in UNJUDGED:
+        return share
+    return f"{'<0.1' if share == '0.0' else share} ({count})"
 
 
 def _dropped(cell: Cell) -> dict[str, int]:

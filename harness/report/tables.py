@@ -148,6 +148,12 @@ def in_points(d: Difference) -> str:
     return signed(100 * d.estimate.mean)
 
 
+def budget(spec: Mapping[str, Any]) -> str:
+    """The budget of a run with its unit: ``1e12 FLOPs``."""
+    unit = spec["budget"]["unit"]
+    return f"{number(float(spec['budget']['limit']), 4)} {'FLOPs' if unit == 'flops' else unit}"
+
+
 def size(count: float | None) -> str:
     """Bytes in binary units."""
     if count is None:
