@@ -5,11 +5,11 @@ Knows nothing of learning: a job is anything picklable with a name.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
@@ -22,7 +22,6 @@ from typing import Generic, TypeVar
 J = TypeVar("J", bound=Hashable)
 
 POLL_SECONDS = 0.2
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -111,10 +110,7 @@ def _start(context: ForkServerContext, work: Callable[[J], None], job: J) -> _Ru
 def _child(work: Callable[[J], None], job: J, complaint: Connection) -> None:
     """The process of one job: dies with its parent, and is stopped by its parent alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
-    parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():
-        os._exit(1)  # it died before the line above
+    threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
         work(job)
     except Exception as error:
@@ -123,9 +119,12 @@ def _child(work: Callable[[J], None], job: J, complaint: Connection) -> None:
         sys.exit(1)
 
 
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, so that no orphan goes on writing."""
-    try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):
-        return  # not Linux: the cell's own lock still keeps two writers apart
+def _die_with_parent() -> None:
+    """Kill this process when the one that scheduled it dies, so that no orphan goes on writing.
+
+    The kernel's own PR_SET_PDEATHSIG would watch the fork server, which lives as long as its jobs.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -62,7 +62,7 @@ def save_model(folder: Path, *, pad: bool = True, context: int = CONTEXT) -> Pat
     return folder
 
 
-def write_spec(path: Path, model: Path, **changes: Any) -> Path:
+def write_spec(path: Path, model: Path, /, **changes: Any) -> Path:
     """The spec with some keys changed; a key changed to None is left out."""
     tree = merge(SPEC, merge({"model": {"name": str(model)}}, changes))
     path.write_text(yaml.safe_dump({k: v for k, v in tree.items() if v is not None}))
