@@ -359,6 +359,10 @@ CASES = {
     "The placebo, trained on random reward, moved on arithmetic": lambda r: _all_problems(
         r, "placebo", lambda p: p.update(correct=p["n"], answers=[["1", p["n"], True]], unparsed=0)
     ),
+    "the arms spent, on average, ppo 100.0 %, grpo 100.0 %, dapo 104.0 % of it": lambda r: [
+        p.write_text(json.dumps(json.loads(p.read_text()) | {"spent": {"flops": 1.04 * LIMIT}}))
+        for p in (r / "runs/dapo").glob("seed-*/done.json")
+    ],
     "nats a completion from the base": lambda r: [
         rewrite(p, lambda e: e.update(kl_to_base={"mean": 31.0, "se": 1.0, "n": 9}))
         for p in (r / "runs/grpo").glob("seed-*/evals.jsonl")

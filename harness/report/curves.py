@@ -84,7 +84,7 @@ def _one_curve(
     panel.plot(xs, [100 * e.mean for e in found], label=arm, **look.curve)
     low = [100 * (e.mean if e.low is None else e.low) for e in found]
     high = [100 * (e.mean if e.high is None else e.high) for e in found]
-    panel.fill_between(xs, low, high, color=look.colour, alpha=0.12, lw=0)
+    panel.fill_between(xs, low, high, color=look.colour, alpha=0.08, lw=0)
     return len(runs)
 
 
@@ -191,4 +191,4 @@ def _k_curve(
     panel.plot(ks, [100 * e.mean for e in found], label=arm, **look.curve)
     low = [100 * (e.mean if e.low is None else e.low) for e in found]
     high = [100 * (e.mean if e.high is None else e.high) for e in found]
-    panel.fill_between(ks, low, high, color=look.colour, alpha=0.1, lw=0)
+    panel.fill_between(ks, low, high, color=look.colour, alpha=0.08, lw=0)

@@ -32,7 +32,7 @@ def to_markdown(experiment: Experiment, sections: Sequence[Section]) -> str:
 
 def _block(block: Block) -> str:
     if isinstance(block, Text):
-        return f"**{block.text}**" if block.strong else block.text
+        return block.text
     if isinstance(block, Warnings):
         return "\n".join(f"> **Note.** {item}\n>" for item in block.items).removesuffix("\n>")
     if isinstance(block, Facts):

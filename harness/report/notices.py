@@ -18,6 +18,7 @@ from harness.report.tables import budget, fixed, in_percent, in_points, interval
 FEW_UPDATES = 10
 MOSTLY_FLAT = 0.8
 MUCH_TRUNCATED = 0.2
+OVERSPENT = 0.03
 LARGE_KL = 10.0  # nats a completion: the base would hardly ever write what the policy writes
 ALPHA = 0.05
 
@@ -85,6 +86,7 @@ def notices(experiment: Experiment, scores: Sequence[TestScores]) -> list[str]:
     return [
         *_incomplete(experiment),
         *_few_updates(experiment),
+        *_overspent(experiment),
         *_by_arm(experiment),
         *_graders(experiment),
         *_placebo(experiment, scores),
@@ -121,6 +123,25 @@ def _few_updates(experiment: Experiment) -> Iterator[str]:
         yield (
             f"Very few training steps (fewest of any seed: {listed}): this shows that the pipeline "
             "runs, and can show little about the algorithms."
+        )
+
+
+def _overspent(experiment: Experiment) -> Iterator[str]:
+    unit, limit = experiment.spec["budget"]["unit"], experiment.spec["budget"]["limit"]
+    shares = {
+        arm: sum(found) / len(found)
+        for arm in experiment.arms
+        if (
+            found := [
+                c.spent[unit] / limit for c in experiment.seed_cells(arm) if c.spent.get(unit)
+            ]
+        )
+    }
+    if shares and max(shares.values()) > 1 + OVERSPENT:
+        listed = ", ".join(f"{arm} {percent(share)} %" for arm, share in shares.items())
+        yield (
+            f"A run stops after the step that spends its budget, and steps are large here: the "
+            f"arms spent, on average, {listed} of it."
         )
 
 

@@ -40,12 +40,13 @@ def arms_table(experiment: Experiment) -> Table:
         rows.append(row)
     return Table(
         name="arms",
-        title="How the arms differ",
-        note=f"Part by part, as run after tuning. ≠ marks what differs from {experiment.baseline}; "
+        title="The arms, part by part",
+        note=f"As run after tuning. ≠ marks what differs from {experiment.baseline}; "
         f"{NOTHING}: the arm has no such field. All else is pinned: see the controls.",
         columns=("part", *arms),
         rows=rows,
         records=records,
+        labels=1 + len(arms),
         sources=[c.folder for arm in arms for c in experiment.seed_cells(arm, done=False)[:1]],
     )
 
@@ -55,6 +56,8 @@ def parts_of(experiment: Experiment, arm: str) -> Mapping[str, Any]:
     for cell in experiment.seed_cells(arm, done=False):
         if cell.run.get("parts"):
             return cell.run["parts"]
+    if arm == "placebo":
+        arm = str((experiment.spec.get("controls") or {}).get("placebo"))
     locked = (experiment.lock.get("arms") or {}).get(arm) or {}
     return locked.get("parts") or {}
 
@@ -132,7 +135,10 @@ def data_table(experiment: Experiment) -> Table:
     """Where each split is from, and how much of it also stands in the training split."""
     overlaps = experiment.lock.get("contamination") or {}
     rows = []
-    for name, data in experiment.lock["data"].items():
+    order = ("train", "validation")
+    splits = experiment.lock["data"]
+    for name in sorted(splits, key=lambda n: (order.index(n) if n in order else 9, n)):
+        data = splits[name]
         overlap = overlaps.get(name) or {}
         exact = overlap.get("exact")
         rows.append(
@@ -151,7 +157,7 @@ def data_table(experiment: Experiment) -> Table:
         "those and others that share most of their word n-grams with one of its problems.",
         columns=("split", "problems", "from", "also in training", "flagged"),
         rows=rows,
-        labels=1,
+        labels=3,
         sources=["spec.lock.yaml"],
     )
 
@@ -202,8 +208,9 @@ def _effort(experiment: Experiment) -> str:
 def _knob_counts(experiment: Experiment) -> str:
     counts = []
     for arm in experiment.arms:
-        knobs = {k for c in experiment.trial_cells(arm) for k in c.run.get("settings", {})}
-        counts.append(f"{arm} {len(knobs)}")
+        begun = [c for c in experiment.trial_cells(arm) if c.run]
+        knobs = {k for c in begun for k in c.run.get("settings", {})}
+        counts.append(f"{arm} {len(knobs) if begun else 'not begun'}")
     return f"Knobs tuned: {', '.join(counts)}; more knobs at equal trials is a handicap."
 
 

@@ -55,7 +55,7 @@ def _held_at_peak(items: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         else:
             turns[role, phase] = turns.get((role, phase), 0) + item["bytes"]
     if turns:
-        role, phase = max(turns, key=lambda turn: (turns[turn], turn))
+        role, phase = max(turns, key=lambda t: (turns[t], t[0] == "policy", t))
         held[role] = held.get(role, 0) + turns[role, phase]
     return held
 
@@ -73,7 +73,8 @@ def memory_table(experiment: Experiment, which: str) -> Table:
     ]
     measured = which == "measured"
     peaks = {a: _peak(experiment, a, measured) for a in arms}
-    rows.append(["all", "peak", *(size(peaks[a]) for a in arms)])
+    if arms:
+        rows.append(["all", "peak", *(size(peaks[a]) for a in arms)])
     records += [{"arm": a, "role": "all", "kind": "peak", "bytes": peaks[a]} for a in arms]
     return Table(
         name="memory_measured" if measured else "memory",

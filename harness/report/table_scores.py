@@ -152,7 +152,8 @@ def levels_table(experiment: Experiment, scores: Sequence[TestScores]) -> Table:
     rows, records = [], []
     for test in scores:
         for key, name, places in _groups(test):
-            row = [test.name, f"{key} {name}", str(len(places))]
+            shown = name if name.lower().startswith(key) else f"{key} {name}"
+            row = [test.name, shown, str(len(places))]
             for arm in experiment.shown:
                 found = _only(test.arms.get(arm), places)
                 row.append(in_percent(found))

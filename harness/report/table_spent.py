@@ -143,7 +143,8 @@ def diagnostics_table(experiment: Experiment) -> Table:
             whole, last = mean_of_steps(experiment, arm, key)
             row.append(NOTHING if whole is None else f"{show(whole)} → {show(last)}")
             records.append({"diagnostic": key, "arm": arm, "all_steps": whole, "last_tenth": last})
-        rows.append(row)
+        if set(row[1:]) != {NOTHING}:
+            rows.append(row)
     for key, label in (("mean", "KL to base at the end"), ("entropy", "entropy at the end")):
         row = [f"{label}, {'nats/completion' if key == 'mean' else 'nats/token'}"]
         for arm in arms:
@@ -153,7 +154,8 @@ def diagnostics_table(experiment: Experiment) -> Table:
             row.append(fixed(value, 3))
             name = "final_kl_to_base" if key == "mean" else "final_entropy"
             records.append({"diagnostic": name, "arm": arm, "all_steps": None, "last_tenth": value})
-        rows.append(row)
+        if set(row[1:]) != {NOTHING}:
+            rows.append(row)
     return Table(
         name="diagnostics",
         title="How training went",
