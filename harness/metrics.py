@@ -220,6 +220,37 @@ def zero_variance_probability(p: float, group_size: int) -> float:
     return p**group_size + (1 - p) ** group_size
 
 
+def expected_best(scores: Sequence[float], n: int, replacement: bool) -> float:
+    """Expected best validation score of n tuning trials, estimated from all that were run.
+
+    With the scores in rising order and N of them, the i-th is the best of n drawn trials with
+    probability ``(i/N)^n - ((i-1)/N)^n`` if they are drawn with replacement (Dodge et al. 2019,
+    arXiv:1909.03004; biased low), ``C(i-1, n-1) / C(N, n)`` without (Tang et al. 2020,
+    arXiv:2004.13705; unbiased).
+
+    Args:
+        scores: one per trial; of a trial that diverged, the score that it counts as.
+        n: trials drawn; at most ``len(scores)`` without replacement.
+        replacement: which of the two estimators.
+
+    Raises:
+        InputError: no scores, n < 1, or more trials drawn than there are.
+    """
+    total = len(scores)
+    if n < 1 or total < 1 or (n > total and not replacement):
+        raise InputError(
+            f"expected best of n = {n} of {total} trials: need at least 1 of each, and no more "
+            "drawn than were run unless they are drawn with replacement"
+        )
+    ordered = sorted(scores)
+    if replacement:
+        shares = [(i / total) ** n - ((i - 1) / total) ** n for i in range(1, total + 1)]
+    else:
+        ways = math.comb(total, n)
+        shares = [math.comb(i - 1, n - 1) / ways for i in range(1, total + 1)]
+    return math.fsum(score * share for score, share in zip(ordered, shares, strict=True))
+
+
 def problem_clustered_se(correct: Sequence[Sequence[bool | int]]) -> float:
     """Standard error of Avg@k with problems as the units: sd of problem means / sqrt(problems).
 

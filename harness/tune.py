@@ -31,7 +31,8 @@ def space(spec: ExperimentSpec, arm: Arm) -> dict[str, Range]:
     """What tuning may set for an arm: the shared controls, then the arm's own knobs.
 
     Raises:
-        InputError: a path that names no control or no field of the arm.
+        InputError: a path that names no control or no field of the arm, or an interval for what
+            is no fractional number.
     """
     assert spec.tuning is not None
     found: dict[str, Range] = {}
@@ -50,7 +51,14 @@ def space(spec: ExperimentSpec, arm: Arm) -> dict[str, Range]:
                 f"tuning.arms.{arm.name}: {path!r} is no setting of the arm.{suggest(path, fields)}"
             )
         own[path] = given.range()
-    return found | own
+    found |= own
+    for path, start in defaults(spec, arm, found).items():
+        if found[path].choices is None and not isinstance(start, float):
+            raise InputError(
+                f"tuning: {path!r} is {start!r} by default, no fractional number: give choices "
+                "in place of low and high"
+            )
+    return found
 
 
 def defaults(spec: ExperimentSpec, arm: Arm, ranges: Mapping[str, Range]) -> dict[str, Any]:
