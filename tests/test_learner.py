@@ -1,0 +1,388 @@
+"""One optimizer step: cut and padded in any way it is the same step; and the shipped arms' figures.
+
+``tests/golden/arms.json`` holds each arm's loss and gradient norm on one fixed batch. The formulas
+are written out again below, token by token, from the papers and without the arms' code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # the suite imports by path, and adds none
+
+from tiny import PAD, Trained, ragged, trained, weights
+
+from harness.arm import parts
+from harness.arms import ARMS
+from harness.arms.dapo import DAPO, DAPO_FILTERED
+from harness.arms.grpo import GRPO
+from harness.arms.ppo import PPO
+from harness.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
+from harness.errors import CellError, DivergedError
+from harness.models import trainable
+from harness.parts.exclude import Unfinished, ZeroVariance
+
+ROOT = Path(__file__).parent.parent
+LIMIT = 12
+EXCLUDING = [
+    PPO.but("ppo_cut", exclude=Unfinished()),
+    GRPO.but("grpo_kept", exclude=Unfinished(denominator="kept")),
+    GRPO.but("grpo_flat", exclude=ZeroVariance()),
+    DAPO_FILTERED,
+]
+
+
+def update(t: Trained, **changes):
+    """One optimizer step on the whole batch."""
+    minibatch = t.learner.arm.weigh(t.batch, max_new_tokens=LIMIT)
+    given = {"kl_coef": t.learner.arm.kl.initial_coef, "rate": 1.0, "critic_rate": 1.0}
+    given |= {"warmup": False, "first": True}
+    return t.learner.update(minibatch, **(given | changes))
+
+
+# -- one step, however it is cut ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arm", [PPO, GRPO, DAPO, *EXCLUDING], ids=lambda a: a.name)
+def test_micro_batches_change_no_weight_and_no_statistic(arm):
+    whole = trained(arm, ragged())
+    expected = update(whole)
+    for micro_batch in (1, 3, 7):
+        cut = trained(arm, ragged(), micro_batch=micro_batch)
+        found = update(cut)
+        assert found == pytest.approx(expected, abs=1e-9)
+        assert float((weights(cut.learner) - weights(whole.learner)).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("arm", [PPO, GRPO, DAPO_FILTERED], ids=lambda a: a.name)
+def test_padding_changes_no_weight_and_no_statistic(arm):
+    whole, wide = trained(arm, ragged()), trained(arm, ragged(left=3, right=5, garbage=9))
+    wide.batch = dataclasses.replace(
+        wide.batch,
+        **{  # anything may stand on padding
+            name: getattr(wide.batch, name).masked_fill(~wide.batch.mask, math.nan)
+            for name in ("old_logprobs", "advantages", "behaviour_logprobs")
+        },
+    )
+    assert update(wide) == pytest.approx(update(whole), abs=1e-9)
+    assert float((weights(wide.learner) - weights(whole.learner)).abs().max()) < 1e-9
+
+
+def test_the_order_of_rows_changes_nothing():
+    a, b = trained(PPO, ragged(), micro_batch=3), trained(PPO, ragged(), micro_batch=3)
+    b.batch = b.batch.select(torch.randperm(8, generator=torch.Generator().manual_seed(0)))
+    assert update(a) == pytest.approx(update(b), abs=1e-9)
+    assert float((weights(a.learner) - weights(b.learner)).abs().max()) < 1e-9
+
+
+def test_excluded_completions_push_nothing():
+    """Their advantages may be anything: the step is that of the rows that are kept."""
+    a, b = trained(DAPO_FILTERED, ragged()), trained(DAPO_FILTERED, ragged())
+    assert 0 < int(b.batch.keep.sum()) < 8
+    wild = b.batch.advantages.masked_fill(~b.batch.keep[:, None], 1e9)
+    b.batch = dataclasses.replace(b.batch, advantages=wild)
+    assert update(a) == update(b)
+    assert torch.equal(weights(a.learner), weights(b.learner))
+
+
+@pytest.mark.parametrize("arm", [PPO, GRPO], ids=lambda a: a.name)
+def test_the_first_step_is_adamw_on_the_clipped_gradient(arm):
+    t = trained(arm, ragged(), micro_batch=3, max_grad_norm=0.05, weight_decay=0.1)
+    again = trained(arm, ragged())
+    minibatch = arm.weigh(again.batch, max_new_tokens=LIMIT)
+    policy = again.learner.policy
+    loss, _ = arm.policy_loss(minibatch, policy.logprobs(minibatch), arm.kl.initial_coef)
+    gradient = torch.autograd.grad(loss, policy.parameters())
+    norm = torch.cat([g.flatten() for g in gradient]).norm()
+    stats = update(t, rate=0.5)
+    assert stats["grad_norm"] == pytest.approx(float(norm), rel=1e-9)
+    assert stats["loss/policy"] == pytest.approx(loss.item(), abs=1e-12)
+    assert norm > 0.05
+    for before, g, after in zip(
+        policy.parameters(), gradient, t.learner.policy.parameters(), strict=True
+    ):
+        g = g * (0.05 / (norm + 1e-6))
+        step = 0.5e-2 * (g / (g.abs() + 1e-8) + 0.1 * before)
+        assert float((before - step - after).detach().abs().max()) < 1e-9
+
+
+# -- what must not touch what ---------------------------------------------------------------------
+
+
+def test_the_policy_stands_still_while_the_critic_warms_up():
+    t = trained(PPO, ragged(), warmup=True)
+    before = [p.clone() for p in t.learner.policy.parameters()]
+    assert t.learner.critic is not None
+    head = t.learner.critic.head.weight.clone()
+    stats = update(t, warmup=True)
+    assert "grad_norm" not in stats
+    assert "loss/policy" not in stats
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, t.learner.policy.parameters(), strict=True)
+    )
+    assert not t.learner.policy_optimizer.state
+    assert not torch.equal(head, t.learner.critic.head.weight)
+
+
+def test_the_critics_gradient_never_reaches_the_policy():
+    """A hundredfold value loss changes neither the policy's gradient norm nor its weights."""
+    a, b = trained(PPO, ragged()), trained(PPO, ragged())
+    assert b.batch.returns is not None
+    b.batch = dataclasses.replace(b.batch, returns=100 * b.batch.returns + 10)
+    calm, wild = update(a), update(b)
+    assert wild["critic_grad_norm"] > 10 * calm["critic_grad_norm"]
+    assert wild["grad_norm"] == calm["grad_norm"]
+    for p, q in zip(a.learner.policy.parameters(), b.learner.policy.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_both_rates_are_their_own():
+    a, b = trained(PPO, ragged()), trained(PPO, ragged())
+    update(a, rate=0.5, critic_rate=1.0)
+    update(b, rate=0.5, critic_rate=0.25)
+    assert a.learner.policy_optimizer.param_groups[0]["lr"] == 0.005
+    assert b.learner.critic_optimizer is not None
+    assert b.learner.critic_optimizer.param_groups[0]["lr"] == 0.25e-3
+    for p, q in zip(a.learner.policy.parameters(), b.learner.policy.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+# -- the guards -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arm", [PPO, GRPO, DAPO], ids=lambda a: a.name)
+def test_the_first_ratio_is_one(arm):
+    stats = update(trained(arm, ragged(), micro_batch=3))
+    assert stats["first_ratio_error"] < 1e-12
+    assert stats["approx_kl"] == pytest.approx(0, abs=1e-12)
+    assert stats["clip_fraction_high"] == stats["clip_fraction_low"] == 0
+
+
+def test_the_second_ratio_is_not():
+    t = trained(GRPO, ragged())
+    update(t)
+    stats = update(t, first=False)
+    assert stats["approx_kl"] > 1e-3
+    assert "first_ratio_error" not in stats
+
+
+def test_scoring_at_another_temperature_is_caught():
+    t = trained(GRPO, ragged())
+    before = weights(t.learner)
+    t.learner.policy.temperature *= 1.01
+    with pytest.raises(CellError, match="ratio differs from 1"):
+        update(t)
+    assert torch.equal(weights(t.learner), before)
+
+
+@pytest.mark.parametrize("field", ["advantages", "returns", "old_logprobs"])
+def test_a_nan_is_caught_before_it_is_learned(field):
+    t = trained(PPO, ragged())
+    before = weights(t.learner)
+    bad = getattr(t.batch, field).clone()
+    bad[2, 1] = math.nan
+    t.batch = dataclasses.replace(t.batch, **{field: bad})
+    with pytest.raises(DivergedError, match="nan"):
+        update(t)
+    assert torch.equal(weights(t.learner), before)
+
+
+# -- resuming -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arm", [PPO, GRPO], ids=lambda a: a.name)
+def test_a_restored_learner_goes_on_to_the_same_bits(arm, tmp_path):
+    straight, resumed = trained(arm, ragged()), trained(arm, ragged())
+    update(straight)
+    update(straight, first=False)
+    save_checkpoint(tmp_path / "checkpoint", straight.learner, {"step": 2})
+    state = load_checkpoint(tmp_path / "checkpoint", resumed.learner)
+    assert state is not None
+    assert state["step"] == 2
+    for _ in range(2):
+        assert update(straight, first=False) == update(resumed, first=False)
+    assert torch.equal(weights(straight.learner), weights(resumed.learner))
+    assert {n for n, _ in straight.learner.tensors()} == {n for n, _ in resumed.learner.tensors()}
+
+
+def test_a_critic_that_warmed_up_is_restored_with_a_fresh_policy(tmp_path):
+    """In warm-up the policy has no moments yet: none are saved, none are made up."""
+    straight, resumed = trained(PPO, ragged()), trained(PPO, ragged())
+    update(straight, warmup=True)
+    save_checkpoint(tmp_path / "checkpoint", straight.learner, {"step": 1})
+    load_checkpoint(tmp_path / "checkpoint", resumed.learner)
+    assert not resumed.learner.policy_optimizer.state
+    assert update(straight) == update(resumed)
+    assert torch.equal(weights(straight.learner), weights(resumed.learner))
+
+
+def test_an_older_checkpoint_goes_only_when_the_new_one_is_whole(tmp_path):
+    t, folder = trained(GRPO, ragged()), tmp_path / "checkpoint"
+    assert load_checkpoint(folder, t.learner) is None
+    for step in (1, 2):
+        save_checkpoint(folder, t.learner, {"step": step})
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "state.json", "step-0000002.safetensors",
+    ]  # fmt: skip
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    save_checkpoint(tmp_path, trained(GRPO, ragged()).learner, {"step": 1})
+    with pytest.raises(CellError, match="cannot be resumed"):
+        load_checkpoint(tmp_path, trained(PPO, ragged()).learner)
+
+
+def test_the_trained_policy_is_kept_for_later(tmp_path):
+    t = trained(GRPO, ragged())
+    base = trainable(t.learner.policy.model, None, 0)  # type: ignore[arg-type]
+    update(t)
+    save_weights(tmp_path, t.learner)
+    load_weights(tmp_path / "policy.safetensors", base)
+    for p, q in zip(base.parameters(), t.learner.policy.model.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+# -- golden figures -------------------------------------------------------------------------------
+
+
+def load_script():
+    spec = importlib.util.spec_from_file_location("golden_script", ROOT / "scripts/golden.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = load_script()
+STORED = json.loads((ROOT / "tests/golden/arms.json").read_text())
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_the_shipped_arms_figures_have_not_moved(name):
+    stored = dict(STORED[name])
+    assert stored.pop("parts") == json.loads(json.dumps(parts(ARMS[name]))), (
+        "the arm was changed: raise its part's version and run scripts/golden.py"
+    )
+    assert SCRIPT.measure(ARMS[name]) == pytest.approx(stored, rel=1e-9)
+    assert set(STORED) == set(ARMS)
+
+
+def softmax(rows):
+    e = np.exp(rows - rows.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+class ByHand:
+    """The fixed batch as numpy arrays, with losses and gradients written out token by token."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        x = SCRIPT.fixed_experience(ARMS[name])
+        self.mask, self.ids = x.mask.numpy(), x.completion_ids.numpy()
+        self.old, self.score = x.old_logprobs.numpy(), x.score.numpy()
+        self.ref = None if x.ref_logprobs is None else x.ref_logprobs.numpy()
+        self.values = None if x.values is None else x.values.numpy()
+        self.table = SCRIPT.policy_table().numpy()
+        self.lengths = self.mask.sum(1)
+        self.tokens = [(i, t) for i in range(8) for t in range(self.lengths[i])]
+
+    def advantages(self):
+        if self.name.startswith("ppo"):
+            return self.ppo_advantages()
+        score = self.score
+        if self.name.startswith("dapo"):
+            score = np.where(score > 0, 1.0, -1.0)
+        if self.name == "dapo":  # limit 6, cache 1.2: 0 up to 4.8, -1 at 6
+            score = score + np.clip((4.8 - self.lengths) / 1.2, -1, 0)
+        out = np.zeros(8)
+        for rows in (slice(0, 4), slice(4, 8)):
+            out[rows] = (score[rows] - score[rows].mean()) / (score[rows].std() + 1e-6)
+        return {(i, t): out[i] for i, t in self.tokens}
+
+    def returns(self):
+        """lambda = gamma = 1: the score, less the KL still to come."""
+        assert self.ref is not None
+        kl = self.old - self.ref
+        return {
+            (i, t): self.score[i] - 0.05 * kl[i, t : self.lengths[i]].sum() for i, t in self.tokens
+        }
+
+    def ppo_advantages(self):
+        assert self.values is not None
+        raw = {at: value - self.values[at] for at, value in self.returns().items()}
+        everything = np.array(list(raw.values()))
+        scale = math.sqrt(everything.var(ddof=1) + 1e-8)
+        return {at: (value - everything.mean()) / scale for at, value in raw.items()}
+
+    def weights(self):
+        if self.name.startswith("grpo"):  # each completion the same
+            return {(i, t): 1 / 8 / self.lengths[i] for i, t in self.tokens}
+        used = self.tokens
+        if self.name == "dapo_overlong_filter":
+            used = [(i, t) for i, t in self.tokens if self.lengths[i] < 6]
+        return {at: 1 / len(used) if at in set(used) else 0.0 for at in self.tokens}
+
+    def figures(self):
+        high = 1.2 if self.name in ("ppo", "ppo_ungrouped", "grpo") else 1.28
+        advantages, weights, p = self.advantages(), self.weights(), softmax(self.table)
+        surrogate = loss = clipped = 0.0
+        gradient = np.zeros_like(self.table)
+        for i, t in self.tokens:
+            before = self.ids[i, t - 1] if t else 0
+            logprob = math.log(p[before, self.ids[i, t]])
+            u, a, w = math.exp(logprob - self.old[i, t]), advantages[i, t], weights[i, t]
+            cut = (a > 0 and u > high) or (a < 0 and u < 0.8)
+            clipped += cut and w > 0
+            token = min(max(u, 0.8), high) * a if cut else u * a
+            surrogate -= w * token
+            slope = 0.0 if cut else -w * u * a
+            loss -= w * token
+            if self.name.startswith("grpo"):
+                assert self.ref is not None
+                r = math.exp(self.ref[i, t] - logprob)
+                loss += 0.04 * w * (r - math.log(r) - 1)
+                slope += 0.04 * w * (1 - r)
+            gradient[before] -= slope * p[before]
+            gradient[before, self.ids[i, t]] += slope
+        found = {
+            "loss": loss,
+            "surrogate": surrogate,
+            "gradient_norm": np.linalg.norm(gradient),
+            "clipped": clipped,
+        }
+        return found | (self.critic() if self.name.startswith("ppo") else {})
+
+    def critic(self):
+        assert self.values is not None
+        table, returns = SCRIPT.wave(5, speed=1.1, height=0.5).numpy(), self.returns()
+        loss, gradient = 0.0, np.zeros(5)
+        for i, t in self.tokens:
+            before = self.ids[i, t - 1] if t else 0
+            v, old, target = table[before], self.values[i, t], returns[i, t]
+            near = min(max(v, old - 0.2), old + 0.2)
+            far_error, near_error = (v - target) ** 2, (near - target) ** 2
+            loss += max(far_error, near_error) / 2 / len(self.tokens)
+            if far_error >= near_error:
+                gradient[before] += (v - target) / len(self.tokens)
+        return {"value_loss": loss, "critic_gradient_norm": np.linalg.norm(gradient)}
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_the_figures_are_those_of_the_papers_formulas(name):
+    stored = {key: value for key, value in STORED[name].items() if key != "parts"}
+    assert ByHand(name).figures() == pytest.approx(stored, rel=1e-9)
+
+
+def test_the_fixed_batch_reaches_every_branch():
+    assert STORED["grpo"]["clipped"] > STORED["grpo_clip_higher"]["clipped"] > 0
+    assert ragged(left=2).prompt_ids[0, 0] == PAD
