@@ -75,4 +75,5 @@ def contents(folder: Path, *names: str) -> dict[str, bytes]:
         str(path.relative_to(folder)): path.read_bytes()
         for name in names
         for path in sorted(folder.rglob(name))
+        if path.is_file()
     }
