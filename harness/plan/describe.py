@@ -12,6 +12,7 @@ from harness.plan.value import ArmPlan, CellPlan, Plan
 
 PREFIXES = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 WORDS = ("cells", "role", "space", "from")  # columns of text; numbers stand to the right
+SHORT_HOURS = 2
 LARGE = 1e4  # counts below it are written out
 
 
@@ -167,17 +168,18 @@ def _data(plan: Plan) -> Table:
 
 def _time(plan: Plan, console: Console) -> None:
     time = plan.time
-    walls = ", ".join(f"{_hours(h)} with {w} at once" for w, h in time.wall_hours.items())
-    label = "measured" if time.measured else "assumed"
-    console.print(
-        f"[bold]time[/bold] ({label} speed): {_hours(time.hours)[:-2]} {time.unit}; on the clock "
-        f"{walls}"
+    walls = ", ".join(
+        f"{_duration(hours * 3600)} with {width} at once"
+        for width, hours in time.wall_hours.items()
     )
-    console.print(f"smallest p of a sign-flip test with {plan.seeds} seeds: {plan.smallest_p:.3g}")
-
-
-def _hours(hours: float) -> str:
-    return f"{hours:,.1f} h" if hours >= 1 else f"{hours:.2f} h"
+    label = "measured" if time.measured else "assumed"
+    whole = f"{time.hours:,.0f} {time.unit}"
+    if time.hours < SHORT_HOURS:
+        whole = f"{time.hours * 60:,.0f} {time.unit.replace('hours', 'minutes')}"
+    console.print(f"[bold]time[/bold] ({label} speed): {whole}; on the clock {walls}")
+    console.print(
+        f"smallest p of a sign-flip test with {plan.seeds} paired seeds: {plan.smallest_p:.3g}"
+    )
 
 
 def _duration(seconds: float) -> str:

@@ -46,6 +46,7 @@ def make_plan(context: Context, width: int | None = None) -> Plan:
             budget that does not pay for one step.
     """
     spec, found = context.spec, context.arms()
+    imitated = context.imitated(found)
     _check_arms(spec, found)
     model = find_architecture(spec.model)
     check_context(spec, model.context)
@@ -53,7 +54,7 @@ def make_plan(context: Context, width: int | None = None) -> Plan:
     prompts = prompt_lengths(spec, loaded, model)
     measured = measure(context.results, spec)
     planner = Planner(spec, model, prompts, loaded, measured, _speed(spec, measured))
-    arms = planner.all_arms(found, _counts(context))
+    arms = planner.all_arms(found, _counts(context), imitated)
     data = _data(spec, loaded, prompts)
     width = width or 1
     plan = Plan(
@@ -65,7 +66,7 @@ def make_plan(context: Context, width: int | None = None) -> Plan:
         arms=arms,
         data=data,
         memory_available=memory_available(spec),
-        time=_time(spec, planner.speed, arms, width),
+        time=_time(spec, planner.speed, arms, imitated, width),
         smallest_p=2 / 2 ** len(spec.seeds),
         assumptions=planner.assumptions(any(a.arm.sampling.resamples for a in found.values())),
         warnings=(),
@@ -149,9 +150,11 @@ def _data(
     )
 
 
-def _time(spec: ExperimentSpec, speed: Speed, arms: Sequence[ArmPlan], width: int) -> TimePlan:
+def _time(
+    spec: ExperimentSpec, speed: Speed, arms: Sequence[ArmPlan], imitated: str | None, width: int
+) -> TimePlan:
     gpu = speed.device == "gpu"
-    jobs = _jobs(spec, arms)
+    jobs = _jobs(spec, arms, imitated)
     widths = sorted({width, NODE_GPUS} if gpu else {width})
     held = 1 if gpu else spec.runtime.threads
     return TimePlan(
@@ -163,7 +166,7 @@ def _time(spec: ExperimentSpec, speed: Speed, arms: Sequence[ArmPlan], width: in
     )
 
 
-def _jobs(spec: ExperimentSpec, arms: Sequence[ArmPlan]) -> list[Job]:
+def _jobs(spec: ExperimentSpec, arms: Sequence[ArmPlan], imitated: str | None) -> list[Job]:
     """Every cell in the order in which the matrix offers them: trials first, arms interleaved."""
     trials: dict[str, list[str]] = {}
     ranked: list[tuple[int, int, int, Job]] = []
@@ -177,7 +180,7 @@ def _jobs(spec: ExperimentSpec, arms: Sequence[ArmPlan]) -> list[Job]:
             ranked.append((0, i, column, Job(name, cell.seconds if cell else 0.0, before)))
     for column, arm in enumerate(arms):
         cell = arm.cell("seed")
-        like = str(spec.controls.placebo) if arm.name == PLACEBO else arm.name
+        like = str(imitated) if arm.name == PLACEBO else arm.name
         for i in range(cell.cells if cell else 0):
             job = Job(f"{arm.name}/seed-{i}", cell.seconds if cell else 0.0,
                       frozenset(trials[like]))  # fmt: skip

@@ -33,16 +33,25 @@ class Planner:
     speed: Speed
 
     def all_arms(
-        self, found: Mapping[str, FoundArm], counts: Mapping[str, Mapping[str, int]]
+        self,
+        found: Mapping[str, FoundArm],
+        counts: Mapping[str, Mapping[str, int]],
+        imitated: str | None,
     ) -> tuple[ArmPlan, ...]:
+        """The controls and the arms, in the order of the tables.
+
+        Args:
+            found: the arms by name.
+            counts: cells by arm and kind.
+            imitated: the arm whose parts the placebo takes.
+        """
         plans = []
         if BASE in counts:
             plans.append(self._base(counts[BASE]["seed"]))
         for name, arm in found.items():
             plans.append(self._arm(name, arm.arm, arm.origin, counts[name]))
-        if PLACEBO in counts:
-            like = found[str(self.spec.controls.placebo)].arm
-            plans.append(self._arm(PLACEBO, like, "control", counts[PLACEBO]))
+        if imitated is not None:
+            plans.append(self._arm(PLACEBO, found[imitated].arm, "control", counts[PLACEBO]))
         return tuple(plans)
 
     def _length(self, name: str) -> CompletionLength:

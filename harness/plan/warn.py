@@ -37,9 +37,9 @@ def _statistics(spec: ExperimentSpec, plan: Plan) -> Iterator[str]:
     if p > SMALL_P:
         needed = next(m for m in range(n, 60) if 2 / 2**m <= SMALL_P)
         yield (
-            f"{n} seeds: the smallest p that an exact sign-flip test can give is {p:.3g}, so no "
-            f"difference between arms can reach {SMALL_P}; {needed} seeds would give "
-            f"{2 / 2**needed:.3g}"
+            f"{n} seed{'s' if n > 1 else ''}: the smallest p that an exact sign-flip test can give "
+            f"is {p:.3g}, so no difference between arms can reach {SMALL_P}; {needed} seeds would "
+            f"give {2 / 2**needed:.3g}"
         )
     largest, samples = max(spec.evaluation.k), spec.evaluation.samples
     if samples < 2 * largest:
