@@ -85,6 +85,7 @@ def load_base(
     _set_pad_token(tokenizer, spec)
     model.to(device)  # type: ignore[arg-type]
     model.eval()
+    model.requires_grad_(False)  # the base never trains; ``trainable`` copies it
     return Base(
         model=model,
         tokenizer=tokenizer,

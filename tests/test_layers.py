@@ -117,19 +117,23 @@ def test_imports_go_down(module: str):
         )
 
 
-def torch_path(module: str, seen: frozenset[str] = frozenset()) -> str | None:
+def torch_path(module: str, seen: set[str] | None = None) -> str | None:
     """A chain of imports that loads torch, if there is one.
 
     The first module may not ask for torch even late, in a function; those it imports may, as
     loading them loads nothing more.
     """
-    late = not seen
+    late = seen is None
+    seen = seen if seen is not None else set()
+    seen.add(module)  # each module is looked at once, whichever way it is reached
     if foreign(module, late=late) & TORCH:
         return module
     packages = {module.rpartition(".")[0]} & FILES.keys()  # importing a.b runs a/__init__.py too
     following = modules_of(module, late=late).keys() | packages
-    for imported in sorted(following - seen - {module}):
-        found = torch_path(imported, seen | {module})
+    for imported in sorted(following):
+        if imported in seen:
+            continue
+        found = torch_path(imported, seen)
         if found is not None:
             return f"{module} -> {found}"
     return None
