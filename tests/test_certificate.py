@@ -20,11 +20,15 @@ from harness.arm import parts
 from harness.arms import ARMS
 from harness.cell import convention
 from harness.certificate import RULES, audit, write_certificate
+from harness.certificate.checks_cells import check_matrix
 from harness.certificate.checks_flops import convention_of
 from harness.certificate.checks_tuning import paired_quantile
 from harness.certificate.checks_update import RATIO_TOLERANCE, rate_factor
 from harness.certificate.compare import difference, equal
+from harness.certificate.design import Design
+from harness.certificate.evidence import Evidence
 from harness.certificate.finding import MISSING
+from harness.certificate.records import Lock
 from harness.cost.flops import generate
 from harness.identity import canonical
 from harness.learner import RATIO_TOLERANCE as LEARNER_TOLERANCE
@@ -698,6 +702,24 @@ def test_other_experiments_are_certified(tmp_path: Path, changes: dict[str, Any]
     certificate = audit(results)
     assert [v.message for v in certificate.violations] == []
     assert certificate.certified
+
+
+def test_an_arm_named_by_its_module_is_found_in_the_lock():
+    names = {"a": "module pkg.mod", "b": "module other", "c": "entry point pkg:C"}
+    lock = Lock.model_validate({
+        "format": 1, "spec": {}, "hashes": {"x": "y"}, "streams": {}, "evaluation_problems": {},
+        "arms": {name: {"origin": o, "source": "", "parts": {}} for name, o in names.items()}
+        | {"grpo": {"origin": "built-in", "source": "", "parts": {}}},
+    })  # fmt: skip
+    arms = ["other:B", "grpo", "pkg.mod:A"]
+    spec = check_spec(
+        SPEC | {"arms": arms, "baseline": "pkg.mod:A", "controls": {"placebo": "other:B"}}, ""
+    )
+    design = Design(lock, spec)
+    assert design.arm_names == {"grpo": "grpo", "other:B": "b", "pkg.mod:A": "a"}
+    assert (design.baseline, design.placebo_arm) == ("a", "b")
+    found = [v.key for v in check_matrix(Evidence(lock, spec, (), ()), design) if not v.cells]
+    assert found == ["spec.lock.yaml: arms.c"]  # the lock holds an arm that no one asked for
 
 
 def test_a_diverged_trial_counts_and_is_told(results: Path):

@@ -34,7 +34,7 @@ def check_tuning(evidence: Evidence, design: Design) -> Iterator[Violation]:
             yield from _judged(cell, tuning)
     for arm, of_arm in sorted(trials.items()):
         yield from _defaults(of_arm.get(0, []), design)
-        yield from _dimensions(of_arm, design)
+        yield from _dimensions(arm, of_arm, design)
         yield from _one_setting(of_arm)
         yield from _winner(arm, of_arm, evidence, tuning)
     if tuning.sampler == "paired":
@@ -112,19 +112,20 @@ def _defaults(cells: list[Cell], design: Design) -> Iterator[Violation]:
                 )  # fmt: skip
 
 
-def _dimensions(trials: Trials, design: Design) -> Iterator[Violation]:
-    """Every trial but the defaults sets the same knobs, the shared ones among them."""
-    expected: set[str] | None = None
+def _dimensions(arm: str, trials: Trials, design: Design) -> Iterator[Violation]:
+    """Every trial sets the same knobs, the shared ones among them."""
+    knobs = design.lock.arms[arm].knobs
+    expected = None if knobs is None else set(knobs) | set(design.spaces(arm))
     for trial in sorted(trials):
         for cell in trials[trial]:
-            if trial == 0 or cell.run is None:
+            if cell.run is None:
                 continue
             found = set(cell.run.settings)
             expected = expected if expected is not None else found | design.shared
             if found != expected:
                 yield violation(
                     "tuning", cell.id, "run.json: settings", sorted(expected), sorted(found),
-                    "the trials of an arm do not set the same knobs",
+                    "the trials of an arm do not set the same knobs, and all of them",
                 )  # fmt: skip
 
 
