@@ -6,9 +6,8 @@ the others as it does in a run, so the audit must certify it, and must name what
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from harness.knobs import turn
 from harness.ledger import Ledger
 from harness.spec.load import check_spec
 from harness.spec.schema import ExperimentSpec
-from harness.store import CellFolder, chained, write_json
+from harness.store import CellFolder, chained
 from harness.train import rate_factor
 from harness.tune import choose, propose
 
@@ -393,57 +392,3 @@ def build(results: Path, **changes: Any) -> Path:
     """A conforming folder; ``changes`` replace keys of the spec."""
     Builder(results, check_spec(SPEC | changes, "fixture")).build()
     return results
-
-
-# -- forging --------------------------------------------------------------------------------------
-
-
-def edit_json(results: Path, file: str, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change a JSON file in place."""
-    path = results / file
-    value = json.loads(path.read_text())
-    change(value)
-    write_json(path, value)
-
-
-def edit_lock(results: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the lock in place."""
-    path = results / "spec.lock.yaml"
-    lock = yaml.safe_load(path.read_text())
-    change(lock)
-    path.write_text(yaml.safe_dump(lock, sort_keys=True))
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def write(path: Path, lines: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
-
-
-def forge(
-    results: Path, cell: str, name: str, change: Callable[[list[dict[str, Any]]], Any]
-) -> None:
-    """Change the lines of a file, and make chains, totals and the trial's score fit again.
-
-    What is left to betray the forgery is what the lines say.
-    """
-    folder = results / "runs" / cell
-    lines = read(folder / name)
-    change(lines)
-    chain, forged = "", []
-    for line in lines:
-        content = {key: value for key, value in line.items() if key != "chain"}
-        forged.append(chained(content, chain))
-        chain = forged[-1]["chain"]
-    write(folder / name, forged)
-
-    def ending(done: dict[str, Any]) -> None:
-        if name == "evals.jsonl":
-            done["evals_chain"] = chain
-        elif forged:
-            done |= {"last_chain": chain, "steps": len(forged)}
-            done |= {key: forged[-1][key] for key in ("spent", "flops") if key in forged[-1]}
-
-    edit_json(results, f"runs/{cell}/done.json", ending)
