@@ -9,9 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from harness.cell import Cell, Context, run_cell
+from harness.cell import run_cell
 from harness.errors import CellError, InputError
+from harness.job import Cell, Context
 from harness.lock import agree, make_lock, read_lock, write_lock
 from harness.matrix import Matrix
 from harness.schedule import Ended, execute
@@ -58,8 +60,9 @@ def run_experiment(
         InputError: bad input, another process on the folder, or a folder of another spec.
     """
     matrix = Matrix(context)
+    lock = make_lock(context)  # before anything is written: it may refuse
     with matrix.store.exclusive():
-        ensure_lock(context)
+        ensure_lock(context, lock)
         on_lock()
         failed_now: dict[tuple[str, str], str] = {}
 
@@ -101,10 +104,13 @@ def run_cell_quietly(context: Context, cell: Cell) -> None:
     run_cell(context, cell)
 
 
-def ensure_lock(context: Context) -> None:
-    """Write the lock, or check that the folder's lock is of this very spec and code."""
+def ensure_lock(context: Context, lock: Mapping[str, Any]) -> None:
+    """Write the lock, or check that the folder's lock is of this very spec and code.
+
+    Raises:
+        InputError: it is not.
+    """
     path = context.results / "spec.lock.yaml"
-    lock = make_lock(context)
     if path.exists():
         agree(read_lock(path), lock, path)
         return

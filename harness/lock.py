@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from harness.arm import difference, parts
-from harness.cell import Context, input_hashes
+from harness.arm import parts
 from harness.data import PromptSet, PromptStream, StreamHash, load_split, prompt_set, splits
 from harness.errors import InputError
+from harness.identity import difference, tree
+from harness.job import Context
+from harness.knobs import knobs
 from harness.models import load_base, resolve_device
+from harness.record import input_hashes
 from harness.rewards.judge import make_grader
 from harness.spec.load import read_yaml
 from harness.spec.schema import ExperimentSpec
@@ -19,8 +24,8 @@ from harness.store import write_text
 from harness.tasks.contamination import overlap
 from harness.tune import space
 
-STREAM_EPOCHS = 2  # of the training split, as far as the promised stream hashes reach
-STREAM_BLOCKS = 4000
+STREAM_EPOCHS = 8  # of the training split, as far as the promised stream hashes reach
+STREAM_BLOCKS = 1000
 SHOWN = 60  # characters of a value in a message
 
 
@@ -52,7 +57,12 @@ def make_lock(context: Context) -> dict[str, Any]:
         "format": 1,
         "spec": spec.model_dump(mode="json"),
         "arms": {
-            name: {"origin": arm.origin, "source": arm.arm.source, "parts": parts(arm.arm)}
+            name: {
+                "origin": arm.origin,
+                "source": arm.arm.source,
+                "parts": parts(arm.arm),
+                "knobs": {path: tree(asdict(r)) for path, r in knobs(arm.arm).items()},
+            }
             for name, arm in found.items()
         },
         "hashes": input_hashes(spec, base, sets),
@@ -112,9 +122,11 @@ def _check_groups(spec: ExperimentSpec, name: str, size: int) -> None:
         )
 
 
-def write_lock(path: Path, lock: dict[str, Any]) -> None:
+def write_lock(path: Path, lock: Mapping[str, Any]) -> None:
     header = "# Written before the first cell ran. Do not edit: results are checked against it.\n"
-    write_text(path, header + yaml.safe_dump(lock, sort_keys=True, width=120, allow_unicode=True))
+    write_text(
+        path, header + yaml.safe_dump(dict(lock), sort_keys=True, width=120, allow_unicode=True)
+    )
 
 
 def read_lock(path: Path) -> dict[str, Any]:
@@ -129,7 +141,7 @@ def read_lock(path: Path) -> dict[str, Any]:
     return lock
 
 
-def agree(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
+def agree(old: Mapping[str, Any], new: Mapping[str, Any], path: Path) -> None:
     """Refuse to add results of one spec to a folder of another.
 
     Raises:

@@ -67,7 +67,7 @@ def load_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise InputError(f"plugin file {path} failed to import: {_where(error, path)}") from error
     return module
@@ -78,13 +78,13 @@ def _import(module_name: str) -> ModuleType:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"plugin module {module_name!r} failed to import: {type(error).__name__}: {error}"
         ) from error
 
 
-def _where(error: Exception, path: Path) -> str:
+def _where(error: BaseException, path: Path) -> str:
     trace = error.__traceback__
     line = None
     while trace is not None:

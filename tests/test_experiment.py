@@ -22,11 +22,12 @@ from experiment_fixture import contents, save_model, write_spec
 
 import harness.cell
 import harness.checkpoint
-from harness.cell import BASE, PLACEBO, Cell, Context, run_cell
+from harness.cell import run_cell
 from harness.cli.status import matrix_rows
 from harness.errors import CellError, InputError
 from harness.experiment import ensure_lock, open_context, run_experiment
-from harness.lock import read_lock
+from harness.job import BASE, PLACEBO, Cell, Context
+from harness.lock import make_lock, read_lock
 from harness.matrix import Matrix
 from harness.store import CellFolder, chain_breaks, read_lines
 
@@ -335,11 +336,15 @@ def test_a_cell_of_another_spec_is_refused(opened: Opened, monkeypatch: pytest.M
 # -- the lock -------------------------------------------------------------------------------------
 
 
+def settle(context: Context) -> None:
+    ensure_lock(context, make_lock(context))
+
+
 def test_a_folder_of_another_spec_is_refused_with_the_key_and_both_values(opened: Opened):
     context = opened()
     context.results.mkdir()
-    ensure_lock(context)
-    ensure_lock(opened(runtime={"threads": 2}))  # moves no number
+    settle(context)
+    settle(opened(runtime={"threads": 2}))  # moves no number
     before = (context.results / "spec.lock.yaml").read_bytes()
     for changes, key in (
         ({"budget": {"limit": 14}}, r"spec.budget.limit is 14.0, there 12.0"),
@@ -347,36 +352,36 @@ def test_a_folder_of_another_spec_is_refused_with_the_key_and_both_values(opened
         ({"tuning": None}, r"spec.tuning is None, there \{'arms'.*\.\.\."),
     ):
         with pytest.raises(InputError, match=rf"spec.lock.yaml: was made by another spec: {key}; "):
-            ensure_lock(opened(**changes))
+            settle(opened(**changes))
     assert (context.results / "spec.lock.yaml").read_bytes() == before
 
 
 def test_a_folder_of_other_code_is_refused(opened: Opened, monkeypatch: pytest.MonkeyPatch):
     context = opened()
     context.results.mkdir()
-    ensure_lock(context)
+    settle(context)
     monkeypatch.setattr(harness.cell, "code_sha256", lambda: "0" * 64)
     with pytest.raises(InputError, match=r"another hashes: hashes.code is '000"):
-        ensure_lock(context)
+        settle(context)
 
 
 def test_runs_without_a_lock_and_a_damaged_lock_are_refused(opened: Opened):
     context = opened()
     (context.results / "runs").mkdir(parents=True)
     with pytest.raises(InputError, match=r"has runs but no spec.lock.yaml; move the folder away"):
-        ensure_lock(context)
+        settle(context)
     lock = context.results / "spec.lock.yaml"
     for text in ("format: 99\n", "[]\n", "a: [\n"):
         lock.write_text(text)
         with pytest.raises(InputError, match=r"spec.lock.yaml"):
-            ensure_lock(context)
+            settle(context)
         assert lock.read_text() == text
 
 
 def test_the_lock_holds_every_default_and_every_hash(opened: Opened):
     context = opened()
     context.results.mkdir()
-    ensure_lock(context)
+    settle(context)
     lock = read_lock(context.results / "spec.lock.yaml")
     assert lock["spec"] == context.spec.model_dump(mode="json")
     names = {"spec", "model", "tokenizer", "code", "reward"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ ARMS: dict[str, Arm] = {
 }
 
 ENTRY_POINTS = "harness.arms"
+CONTROLS = ("base", "placebo")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,12 @@ def find_arms(names: Sequence[str], plugin_files: Sequence[Path] = ()) -> dict[s
             raise InputError(
                 f"arm {name!r} ({found.origin}) calls itself {found.arm.name!r}, which is a "
                 "built-in arm; give it another name"
+            )
+        if found.arm.name in CONTROLS or not NAME.fullmatch(found.arm.name):
+            raise InputError(
+                f"arm {name!r} ({found.origin}) calls itself {found.arm.name!r}, which "
+                + ("is a control" if found.arm.name in CONTROLS else "cannot name a folder")
+                + "; choose another name: letters, digits, _ . -"
             )
         if found.arm.name in found_arms:
             raise InputError(f"arms: {found.arm.name!r} is named twice")

@@ -93,7 +93,8 @@ def find_architecture(spec: ModelSpec) -> Architecture:
         raise InputError(f"model.name: folder {spec.name} does not exist; check the path")
     if spec.revision is None:
         raise InputError(
-            f"model.name {spec.name!r} is a hub id: pin it with model.revision (a commit hash)"
+            f"model.name {spec.name!r} is no folder here; if it is a hub id, pin it with "
+            "model.revision (a commit hash)"
         )
     options: dict[str, Any] = {"revision": spec.revision, "local_files_only": True}
     config = _config(spec, spec.name, options)
@@ -136,7 +137,9 @@ def _folder(spec: ModelSpec, folder: Path) -> Architecture:
         try:
             config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         except ValueError as error:
-            raise InputError(f"{folder}/config.json is not JSON: {error}") from error
+            raise InputError(
+                f"model.name: {folder}/config.json is not JSON ({error}); restore the folder"
+            ) from error
     else:
         config = _config(spec, str(folder), {})
         if config is None:

@@ -75,7 +75,8 @@ class RewardSpec(Strict):
     answer_format: Literal["auto", "boxed", "gsm8k", "last_number", "marker"] = "auto"
     correct: float = Field(default=1.0, ge=-1e6, le=1e6)
     wrong: float = Field(default=0.0, ge=-1e6, le=1e6)
-    format: float = Field(default=0.0, ge=-1e6, le=1e6)  # added where an answer in the asked-for form was found
+    # Added where an answer in the asked-for form was found.
+    format: float = Field(default=0.0, ge=-1e6, le=1e6)
     timeout_seconds: float = Field(default=5.0, gt=0)
     memory_mb: int = Field(default=1024, ge=64)
     workers: int = Field(default=1, ge=1)

@@ -62,22 +62,30 @@ def prompt_from_spec(name_or_template: str, *, chat: bool = False) -> Prompt:
 
     Args:
         name_or_template: a name in `PROMPTS`, or the template.
-        chat: for a template, whether it is a user's message of a chat.
+        chat: for a template, whether it is a user's message of a chat; a named prompt knows.
 
     Raises:
-        InputError: for an unknown name, or a template with ``{question}`` more than once.
+        InputError: for an unknown name, a template with ``{question}`` more than once, or ``chat``
+            for a named prompt that is none.
     """
     if name_or_template in PROMPTS:
-        return PROMPTS[name_or_template]
+        prompt = PROMPTS[name_or_template]
+        if chat and not prompt.chat:
+            chats = ", ".join(p.name for p in PROMPTS.values() if p.chat)
+            raise InputError(
+                f"data.chat_template: true, but data.prompt {prompt.name!r} is text that the model "
+                f"continues; name a chat prompt ({chats}) or write a template with {SLOT}"
+            )
+        return prompt
     slots = name_or_template.count(SLOT)
     if slots == 1:
         return Prompt("custom", name_or_template, chat=chat)
     if slots > 1:
         raise InputError(
-            f"prompt: template {name_or_template[:60]!r} holds {SLOT} {slots} times; "
+            f"data.prompt: template {name_or_template[:60]!r} holds {SLOT} {slots} times; "
             "it must hold it once"
         )
     raise InputError(
-        f"prompt: {name_or_template[:60]!r} is neither a known name nor a template with {SLOT}."
+        f"data.prompt: {name_or_template[:60]!r} is no known name and no template with {SLOT}."
         f"{suggest(name_or_template, PROMPTS)}"
     )
