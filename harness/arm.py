@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,22 +185,3 @@ def parts(arm: Arm) -> dict[str, Any]:
     """
     found = {name: tree(getattr(arm, name)) for name in PARTS}
     return found if type(arm) is Arm else found | {"arm": type(arm).__name__}
-
-
-def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Where two trees of parts differ: dotted path -> (a's, b's).
-
-    A part of another class differs as a whole; of one class, field by field.
-    """
-    found: dict[str, tuple[Any, Any]] = {}
-    for key in sorted(a.keys() | b.keys()):
-        left, right = a.get(key), b.get(key)
-        if left == right:
-            continue
-        same = isinstance(left, Mapping) and isinstance(right, Mapping)
-        if same and left.get("part") == right.get("part"):  # type: ignore[union-attr]
-            inner = difference(left, right)  # type: ignore[arg-type]
-            found |= {f"{key}.{path}": pair for path, pair in inner.items()}
-        else:
-            found[key] = (left, right)
-    return found

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import platform
-import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from harness.arm import Arm, parts
-from harness.arms import FoundArm, find_arms
+from harness.arm import Arm
 from harness.checkpoint import drop_checkpoint, load_checkpoint, save_checkpoint, save_weights
-from harness.code import code_sha256, git_commit
-from harness.cost.flops import Convention
 from harness.cost.memory import PeakMeter
 from harness.cost.shape import ModelShape
 from harness.data import PromptSet, PromptStream, StreamHash, load_split, prompt_set, splits
 from harness.errors import CellError, DivergedError, InputError
 from harness.evaluate import Divergence, Evaluated, Protocol, evaluate
 from harness.footprint import memory_record
-from harness.identity import digest, tree
-from harness.knobs import turn
+from harness.identity import tree
+from harness.job import BASE, PLACEBO, Cell, Context, configured
 from harness.learner import Learner
-from harness.ledger import Ledger
+from harness.ledger import Ledger, convention
 from harness.models import (
     Base,
     Policy,
@@ -40,65 +32,12 @@ from harness.models import (
     resolve_device,
     trainable,
 )
-from harness.rewards.judge import MathsJudge, make_grader, reward_identity
+from harness.record import environment, identity, input_hashes
+from harness.rewards.judge import MathsJudge, make_grader
 from harness.rewards.maths import MathGrader
 from harness.samplers import make_sampler
-from harness.spec.schema import ExperimentSpec
 from harness.store import CellFolder, chained, disk_errors, same
 from harness.train import Controls, Loop, Progress, step
-
-BASE, PLACEBO = "base", "placebo"
-ENTROPY_COEF = 0.0  # no arm has an entropy bonus; recorded so that one could not hide
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What is to be run. ``arm`` may also be ``base`` or ``placebo``."""
-
-    arm: str
-    kind: str  # "seed" or "trial"
-    seed: int
-    limit: float
-    settings: tuple[tuple[str, Any], ...] = ()
-    trial: int | None = None
-
-    @property
-    def name(self) -> str:
-        if self.kind == "trial":
-            return f"trial-{self.trial:03d}-seed-{self.seed}"
-        return f"seed-{self.seed}"
-
-
-@dataclass(frozen=True)
-class Context:
-    """What all cells of an experiment share."""
-
-    spec: ExperimentSpec
-    root: Path  # the folder that the spec's plugin paths are relative to
-    results: Path
-
-    def arms(self) -> dict[str, FoundArm]:
-        return find_arms(self.spec.arms, [self.root / p for p in self.spec.plugins])
-
-    def imitated(self, found: Mapping[str, FoundArm]) -> str | None:
-        """The name of the arm that the placebo imitates; the spec may say ``module:NAME``."""
-        placebo = self.spec.controls.placebo
-        return dict(zip(self.spec.arms, found, strict=True))[placebo] if placebo else None
-
-
-def configured(
-    spec: ExperimentSpec, arm: Arm, settings: Mapping[str, Any]
-) -> tuple[ExperimentSpec, Arm]:
-    """Spec and arm with tuned settings put in: controls by spec path, knobs by part path."""
-    for path, value in settings.items():
-        head = path.partition(".")[0]
-        if head in ("optimizer",):
-            name = path.partition(".")[2]
-            merged = spec.optimizer.model_dump() | {name: value}
-            spec = spec.model_copy(update={"optimizer": type(spec.optimizer)(**merged)})
-        else:
-            arm = turn(arm, path, value)
-    return spec, arm
 
 
 def run_cell(context: Context, cell: Cell) -> None:
@@ -266,7 +205,7 @@ class CellRun:
             sampler=make_sampler(spec, model, self.base),
             prompts=PromptStream(train_set, seed),
             judge=judge,
-            ledger=Ledger(shapes, convention(spec)),
+            ledger=Ledger(shapes, convention(spec.model)),
             progress=Progress(
                 kl_coef=arm.kl.initial_coef, stream=StreamHash(spec.sampling.prompts_per_step)
             ),
@@ -364,7 +303,8 @@ class CellRun:
     # -- records ------------------------------------------------------------------------------
 
     def _write_identity(self, arm: Arm | None, shapes: Mapping[str, ModelShape]) -> None:
-        record = identity(self, arm, shapes)
+        hashes = input_hashes(self.context.spec, self.base, self.sets)
+        record = identity(self.cell, self.spec, self.found, arm, shapes, hashes)
         if self.folder.started:
             if not same(self.folder.json("run.json"), record):
                 raise InputError(
@@ -399,16 +339,6 @@ def selection_score(record: Mapping[str, Any], select: str) -> float:
     return sum(p["correct"] / p["n"] for p in problems) / len(problems)
 
 
-def convention(spec: ExperimentSpec) -> Convention:
-    """How FLOPs are counted for this experiment's models."""
-    checkpointing = spec.model.gradient_checkpointing
-    return Convention(
-        recompute=checkpointing,
-        fused=spec.model.attention == "flash_attention_2",
-        input_gradients=spec.model.lora is not None and checkpointing,
-    )
-
-
 def critic_shape(critic: Any, base: Base, policy: ModelShape) -> ModelShape:
     """The critic's shape: the base's trunk with a scalar head, adapted where the policy is."""
     adapters = ModelShape.from_config(
@@ -422,55 +352,3 @@ def critic_shape(critic: Any, base: Base, policy: ModelShape) -> ModelShape:
         trainable=sum(trained),
         trainable_tensors=len(trained),
     )
-
-
-def identity(run: CellRun, arm: Arm | None, shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
-    """``run.json``: what a cell is, as docs/results.md describes it."""
-    spec, cell = run.spec, run.cell
-    controls = {
-        name: getattr(spec, name).model_dump(mode="json")
-        for name in ("model", "data", "reward", "sampling", "optimizer", "evaluation")
-    } | {"entropy_coef": ENTROPY_COEF}
-    budget = spec.budget.model_dump(mode="json") | {"limit": cell.limit}
-    return {
-        "format": 1,
-        "arm": cell.arm, "kind": cell.kind, "trial": cell.trial, "seed": cell.seed,
-        "origin": run.found.origin if run.found else "control",
-        "parts": parts(arm) if arm else None,
-        "declared_parts": parts(run.found.arm) if run.found else None,
-        "settings": dict(cell.settings),
-        "controls": controls,
-        "budget": budget if arm else None,
-        "hashes": input_hashes(run.context.spec, run.base, run.sets),
-        "shapes": {role: tree(asdict(shape)) for role, shape in sorted(shapes.items())},
-        "placebo_of": spec.controls.placebo if cell.arm == PLACEBO else None,
-    }  # fmt: skip
-
-
-def input_hashes(spec: ExperimentSpec, base: Base, sets: Mapping[str, PromptSet]) -> dict[str, str]:
-    """The hash of everything that goes into a run."""
-    return {
-        "spec": digest(spec.model_dump(mode="json", exclude={"runtime"})),
-        "model": base.model_sha256,
-        "tokenizer": base.tokenizer_sha256,
-        "code": code_sha256(),
-        "reward": digest(reward_identity(spec.reward)),
-    } | {f"data.{name}": problems.sha256 for name, problems in sets.items()}
-
-
-PACKAGES = ("torch", "transformers", "numpy", "peft", "math-verify", "optuna", "datasets")
-
-
-def environment(spec: ExperimentSpec) -> dict[str, Any]:
-    """Where a cell ran."""
-    cuda = torch.cuda.is_available()
-    return {
-        "commit": git_commit(),
-        "python": sys.version.split()[0],
-        "packages": {name: version(name) for name in PACKAGES},
-        "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if cuda else None,
-        "threads": spec.runtime.threads,
-    }

@@ -63,3 +63,22 @@ def stream_seed(*names: Any) -> int:
     """
     data = json.dumps(list(names)).encode()
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "big") >> 1
+
+
+def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Where two trees of parts differ: dotted path -> (a's, b's).
+
+    A part of another class differs as a whole; of one class, field by field.
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in sorted(a.keys() | b.keys()):
+        left, right = a.get(key), b.get(key)
+        if left == right:
+            continue
+        same = isinstance(left, Mapping) and isinstance(right, Mapping)
+        if same and left.get("part") == right.get("part"):  # type: ignore[union-attr]
+            inner = difference(left, right)  # type: ignore[arg-type]
+            found |= {f"{key}.{path}": pair for path, pair in inner.items()}
+        else:
+            found[key] = (left, right)
+    return found

@@ -21,6 +21,7 @@ from harness.cost.flops import (
     train,
 )
 from harness.cost.shape import Matmul, ModelShape
+from harness.spec.schema import ModelSpec
 
 COUNTS = (
     "prompts",
@@ -145,3 +146,12 @@ def step_flops(
         else:
             found[key] = train(shape, sums, head, epochs=record["epochs"], convention=convention)
     return found
+
+
+def convention(model: ModelSpec) -> Convention:
+    """How FLOPs are counted for an experiment's models."""
+    return Convention(
+        recompute=model.gradient_checkpointing,
+        fused=model.attention == "flash_attention_2",
+        input_gradients=model.lora is not None and model.gradient_checkpointing,
+    )

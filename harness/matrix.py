@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.arm import Arm
-from harness.cell import BASE, PLACEBO, Cell, Context
+from harness.job import BASE, PLACEBO, Cell, Context
 from harness.store import CellFolder, ResultStore, write_json
 from harness.tune import choose, propose
 

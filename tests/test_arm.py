@@ -8,12 +8,13 @@ import math
 import pytest
 import torch
 
-from harness.arm import Arm, at_last_token, difference, parts
+from harness.arm import Arm, at_last_token, parts
 from harness.arms import ARMS
 from harness.arms.dapo import DAPO
 from harness.arms.grpo import GRPO, GRPO_CLIP_HIGHER
 from harness.arms.ppo import PPO, PPO_UNGROUPED
 from harness.errors import InputError
+from harness.identity import difference
 from harness.knobs import turn
 from harness.parts.advantage import GAE, GroupBaseline
 from harness.parts.aggregate import FixedLength, SequenceMean, TokenMean

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.arm import difference, parts
+from harness.arm import parts
 from harness.arms import ARMS, find_arms
 from harness.arms.dapo import DAPO, DAPO_FILTERED
 from harness.arms.grpo import GRPO
 from harness.arms.ppo import PPO
+from harness.identity import difference
 from harness.parts.advantage import GAE, GroupBaseline
 from harness.parts.sampling import DynamicSampling
 from harness.types import Rollout

@@ -12,16 +12,13 @@ from typing import Any
 
 import pytest
 
-from harness.arm import difference as difference_of_arms
 from harness.arm import parts
 from harness.arms import ARMS
-from harness.cell import convention
 from harness.certificate import RULES, audit, write_certificate
 from harness.certificate.checks_cells import check_matrix
-from harness.certificate.checks_flops import convention_of
 from harness.certificate.checks_tuning import paired_quantile
 from harness.certificate.checks_update import RATIO_TOLERANCE, rate_factor
-from harness.certificate.compare import difference, equal
+from harness.certificate.compare import equal
 from harness.certificate.design import Design
 from harness.certificate.evidence import Evidence
 from harness.certificate.finding import MISSING
@@ -102,13 +99,6 @@ def test_declared_differences_are_those_of_the_arms(sound: Path):
         expected = difference_of_arms(parts(ARMS["grpo"]), parts(ARMS[name]))
         assert canonical(found) == canonical(expected)
     assert set(declared["ppo"]) == {"advantage", "aggregate", "kl", "whiten"}
-
-
-@pytest.mark.parametrize("left", ARMS)
-@pytest.mark.parametrize("right", ARMS)
-def test_difference_is_that_of_the_arms(left: str, right: str):
-    a, b = parts(ARMS[left]), parts(ARMS[right])
-    assert difference(a, b) == difference_of_arms(a, b)
 
 
 def test_the_certificate_is_deterministic_json(results: Path):
@@ -427,15 +417,6 @@ def test_the_draws_are_those_of_the_tuner(arm: str):
     for number, settings in enumerate(propose(spec, ARMS[arm], [])):
         expected = space.at(paired_quantile(3, path, number, 7)) if number else 1e-3
         assert settings[path] == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("model", [
-    {}, {"gradient_checkpointing": True}, {"attention": "flash_attention_2"},
-    {"lora": {"rank": 4}}, {"lora": {"rank": 4}, "gradient_checkpointing": True},
-])  # fmt: skip
-def test_the_convention_is_that_of_the_cells(model: dict[str, Any]):
-    spec = check_spec(SPEC | {"model": SPEC["model"] | model}, "")
-    assert convention_of(spec) == convention(spec)
 
 
 def test_the_audit_loads_no_torch(sound: Path):

@@ -15,13 +15,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import harness.plan.speed
 from harness.arms import ARMS
-from harness.cell import Context, convention, run_cell
+from harness.cell import run_cell
 from harness.cost.flops import Generation, Lengths
 from harness.cost.shape import ModelShape
 from harness.data import load_split
 from harness.errors import InputError
 from harness.experiment import open_context
-from harness.ledger import Ledger
+from harness.job import Context
+from harness.ledger import Ledger, convention
 from harness.matrix import Matrix
 from harness.plan import Plan, describe, make_plan
 from harness.plan.cards import CARDS, find_architecture
@@ -116,7 +117,7 @@ def test_a_step_costs_what_the_ledger_charges(name: str, warmup: bool, lora: boo
     config = find_architecture(spec.model).config
     shapes = shapes_of(spec, arm, config)
     size = arm.group_size(8)
-    ledger = Ledger(shapes, convention(spec))
+    ledger = Ledger(shapes, convention(spec.model))
     ledger.start_step()
     rows = 32 * 8
     drawn = Generation.of([prompt] * rows, [completion] * rows, shared_by=size)

@@ -10,8 +10,8 @@ import pytest
 from harness.arms.dapo import DAPO
 from harness.arms.grpo import GRPO
 from harness.arms.ppo import PPO
-from harness.cell import configured
 from harness.errors import InputError
+from harness.job import configured
 from harness.metrics import expected_best
 from harness.spec.schema import ExperimentSpec, OptimizerSpec, TuningSpec
 from harness.tune import choose, propose, space

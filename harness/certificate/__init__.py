@@ -21,10 +21,10 @@ from harness.certificate.checks_flops import check_flops
 from harness.certificate.checks_identity import check_arms, check_hashes, check_pinned
 from harness.certificate.checks_tuning import check_controls, check_tuning
 from harness.certificate.checks_update import check_effective
-from harness.certificate.compare import difference
 from harness.certificate.design import Design
 from harness.certificate.evidence import LOCK, Evidence, read_evidence
 from harness.certificate.finding import MISSING, Check, Violation, violation
+from harness.identity import difference
 from harness.store import write_json
 
 __all__ = ["Certificate", "Check", "Violation", "audit", "write_certificate"]

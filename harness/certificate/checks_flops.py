@@ -11,11 +11,10 @@ from harness.certificate.design import Design, models_beside_the_policy
 from harness.certificate.evidence import Cell, Evidence
 from harness.certificate.finding import MISSING, Violation, violation
 from harness.certificate.records import Run, Spent, Step
-from harness.cost.flops import Convention, Generation, Lengths
+from harness.cost.flops import Generation, Lengths
 from harness.cost.shape import ModelShape
 from harness.errors import InputError
-from harness.ledger import generation_from, shape_from, step_flops
-from harness.spec.schema import ExperimentSpec
+from harness.ledger import convention, generation_from, shape_from, step_flops
 
 
 def check_flops(evidence: Evidence, design: Design) -> Iterator[Violation]:
@@ -47,16 +46,6 @@ def _shapes(run: Run) -> dict[str, ModelShape]:
     return {role: shape_from(record) for role, record in records.items() if record is not None}
 
 
-def convention_of(spec: ExperimentSpec) -> Convention:
-    """What the locked spec says counts as an operation."""
-    model = spec.model
-    return Convention(
-        recompute=model.gradient_checkpointing,
-        fused=model.attention == "flash_attention_2",
-        input_gradients=model.lora is not None and model.gradient_checkpointing,
-    )
-
-
 def _step(
     cell: Cell,
     line: int,
@@ -74,7 +63,7 @@ def _step(
             "flops", cell.id, f"{key}: lengths", sorted(needed), sorted(step.lengths),
             "not every model that the arm needs was charged, or one that it does not need was",
         )  # fmt: skip
-    expected = step_flops(step.lengths, shapes, convention_of(design.spec))
+    expected = step_flops(step.lengths, shapes, convention(design.spec.model))
     for role in sorted(expected.keys() | step.flops.keys() | charged.keys()):
         found = step.flops.get(role, 0) - charged.get(role, 0)
         # The difference of two totals is as exact as the totals are.

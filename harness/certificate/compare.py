@@ -68,25 +68,3 @@ def with_settings(tree: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
         elif isinstance(changed.get(head), Mapping):
             changed[head] = with_settings(changed[head], {rest: value})
     return changed
-
-
-def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """``harness.arm.difference`` on plain trees, for a process that does not load torch.
-
-    A part of another class differs as a whole; of one class, field by field.
-    """
-    found: dict[str, tuple[Any, Any]] = {}
-    for key in sorted(a.keys() | b.keys()):
-        left, right = a.get(key), b.get(key)
-        if left == right:
-            continue
-        if (
-            isinstance(left, Mapping)
-            and isinstance(right, Mapping)
-            and left.get("part") == right.get("part")
-        ):
-            inner = difference(left, right)
-            found |= {f"{key}.{path}": pair for path, pair in inner.items()}
-        else:
-            found[key] = (left, right)
-    return found

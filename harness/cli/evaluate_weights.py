@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.cell import BASE, PLACEBO, Cell, CellRun, Context
+from harness.cell import CellRun
 from harness.checkpoint import load_weights
 from harness.errors import InputError, suggest
 from harness.evaluate import evaluate
+from harness.job import BASE, PLACEBO, Cell, Context
 from harness.metrics import maj_at_k, pass_at_k
 from harness.models import Policy, trainable
 from harness.rewards.judge import make_grader

@@ -120,8 +120,9 @@ def diff(
     json: AsJson = False,
 ) -> None:
     """Print where two arms differ, part by part."""
-    from harness.arm import difference, parts
+    from harness.arm import parts
     from harness.arms import find_arms
+    from harness.identity import difference
 
     if arm_a == arm_b:
         raise InputError(f"diff: {arm_a!r} twice; name two arms")

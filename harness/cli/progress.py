@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from harness.cell import Cell
 from harness.cli.show import console, duration, say
+from harness.job import Cell
 from harness.matrix import Matrix
 from harness.schedule import Ended
 

@@ -6,7 +6,7 @@ import fcntl
 from pathlib import Path
 from typing import Any
 
-from harness.cell import Context
+from harness.job import Context
 from harness.matrix import Matrix
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.arm import Arm
-from harness.cell import convention
 from harness.cost.flops import Generation, Lengths, forward, generate, train
 from harness.cost.shape import ModelShape
+from harness.ledger import convention
 from harness.plan.lengths import PromptLengths
 from harness.spec.schema import ExperimentSpec
 
@@ -145,7 +145,7 @@ def step_amount(
         warmup: the critic learns and the policy stands still.
         resampling: completions drawn for each one used; 1 where nothing is dropped.
     """
-    sampling, optimizer, rule = spec.sampling, spec.optimizer, convention(spec)
+    sampling, optimizer, rule = spec.sampling, spec.optimizer, convention(spec.model)
     size = arm.group_size(sampling.completions_per_prompt)
     rows = sampling.prompts_per_step * sampling.completions_per_prompt
     drawn = rows * resampling if arm.sampling.resamples else float(rows)
@@ -183,7 +183,7 @@ def evaluation_amount(
 
     Not charged to any budget, but it takes time.
     """
-    rule, total = convention(spec), Amount()
+    rule, total = convention(spec.model), Amount()
     scored = min(spec.evaluation.curve_samples, samples)
     for split, count in problems.items():
         size = samples + int(spec.evaluation.greedy)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from harness.arms import FoundArm
-from harness.cell import PLACEBO, Context
 from harness.cost.shape import ModelShape
 from harness.data import load_split, splits
 from harness.errors import InputError, suggest
+from harness.job import PLACEBO, Context
 from harness.lock import contamination
 from harness.matrix import Matrix
 from harness.plan.cards import Architecture, find_architecture

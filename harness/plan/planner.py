@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 
 from harness.arm import Arm
 from harness.arms import FoundArm
-from harness.cell import BASE, PLACEBO
 from harness.cost.shape import ModelShape
 from harness.errors import InputError
 from harness.footprint import predicted_memory
+from harness.job import BASE, PLACEBO
 from harness.plan.cards import Architecture
 from harness.plan.cost import Amount, evaluation_amount, shapes_of, step_amount, steps_within
 from harness.plan.lengths import CompletionLength, PromptLengths, assumed_completion
