@@ -1,8 +1,8 @@
 """Sampling with vLLM, in process: weights are loaded in place, and checked after every load.
 
 vLLM reports success for a load that left old weights behind (a tied model without
-``lm_head.weight``; ``weights_path`` in float32), and its log-probs are then wrong by 0.5 to 1. So
-every load ends with a probe: fixed completions scored by the engine and by the trained model.
+``lm_head.weight``), and its log-probs are then wrong by as much as 0.6 nats a token. So every load
+ends with a probe: fixed completions scored by the engine and by the trained model.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ CPU_CACHE_BYTES = 1 << 30  # at most, for keys and values; VLLM_CPU_KVCACHE_SPAC
 MOST_SEQUENCES = 1024  # decoded at once, whatever engine_batch allows
 LOWEST_TEMPERATURE = 0.01  # vLLM silently raises a lower one to this
 
-# Mean |engine - trainer| over the probe's log-probs. float32 agrees to about 1e-6; bfloat16 to its
-# rounding of logits. Stale or missing weights differ by far more, or are caught by not moving.
-GAP_LIMIT = {"float32": 1e-4, "bfloat16": 5e-2}
-MOVE_SEEN = {"float32": 1e-6, "bfloat16": 1e-3}
+# Mean |engine - trainer| over the probe's log-probs. The first load shows what two sets of kernels
+# differ by on this model and machine; later loads may differ by a few times that, and no more.
+GAP_LIMIT = {"float32": 1e-3, "bfloat16": 2e-1}
+GAP_NORMAL = {"float32": 1e-4, "bfloat16": 3e-2}  # never objected to
+GAP_GROWTH = 4.0
+MOVE_SEEN = {"float32": 1e-6, "bfloat16": 1e-3}  # of the trainer: the engine must move too
 
 PROBE_ROWS, PROBE_PROMPT, PROBE_NEW = 4, 4, 24
 
@@ -70,6 +72,7 @@ class VLLMSampler:
         self.probe = _probe(base, self.context)
         self.held: tuple[Tensor, Tensor] | None = None  # probe log-probs: trainer's, engine's
         self.gap = float("nan")  # of the probe, at the last load
+        self.limit = GAP_LIMIT[spec.model.dtype]  # of the gap, at the next load
         with _refusals_named(spec):  # some shapes are refused only once a kernel runs
             self.llm = _start(self.vllm, spec, base, self.context)
             self.load(model)
@@ -95,11 +98,11 @@ class VLLMSampler:
         trainer = self._score(self.probe, 1.0)[self.probe.mask].cpu()
         engine = self._engine_score(self.probe)
         self.gap = float((engine - trainer).abs().double().mean())
-        if not self.gap <= GAP_LIMIT[dtype]:  # a NaN is no agreement
+        if not self.gap <= self.limit:  # a NaN is no agreement
             raise CellError(
                 "stale or wrong weights in the vLLM engine: after loading, its log-probs of "
                 f"{len(engine)} probe tokens differ from the trained model's by {self.gap:.3g} on "
-                f"average; {GAP_LIMIT[dtype]:g} is allowed in {dtype}"
+                f"average; {self.limit:.3g} is allowed in {dtype}"
             )
         if self.held is not None:
             move = float((trainer - self.held[0]).abs().double().mean())
@@ -108,6 +111,9 @@ class VLLMSampler:
                     "stale weights in the vLLM engine: the trained model's log-probs of the probe "
                     f"moved by {move:.3g} on average since the last load, the engine's not at all"
                 )
+        else:
+            grown = max(GAP_NORMAL[dtype], GAP_GROWTH * self.gap)
+            self.limit = min(grown, GAP_LIMIT[dtype])
         self.held = (trainer, engine)
 
     def _engine_score(self, x: Drawn) -> Float[Tensor, "N"]:
