@@ -47,6 +47,8 @@ def main(arguments: list[str] | None = None) -> None:
             fail(error.format_message(), BAD_INPUT)  # type: ignore[union-attr]
         raise
     else:
+        if code == STOPPED:  # typer's own reading of Ctrl-C
+            fail("stopped; the same command goes on from here", STOPPED)
         sys.exit(code if isinstance(code, int) else 0)
 
 
