@@ -58,12 +58,13 @@ def make_lock(context: Context) -> dict[str, Any]:
         "spec": spec.model_dump(mode="json"),
         "arms": {
             name: {
+                "named": named,  # as the spec has it, which may be module:NAME
                 "origin": arm.origin,
                 "source": arm.arm.source,
                 "parts": parts(arm.arm),
                 "knobs": {path: tree(asdict(r)) for path, r in knobs(arm.arm).items()},
             }
-            for name, arm in found.items()
+            for named, (name, arm) in zip(spec.arms, found.items(), strict=True)
         },
         "hashes": input_hashes(spec, base, sets),
         "data": {

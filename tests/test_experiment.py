@@ -29,6 +29,7 @@ from harness.experiment import ensure_lock, open_context, run_experiment
 from harness.job import BASE, PLACEBO, Cell, Context
 from harness.lock import make_lock, read_lock
 from harness.matrix import Matrix
+from harness.report.load import load_experiment
 from harness.store import CellFolder, chain_breaks, read_lines
 
 Opened = Callable[..., Context]
@@ -436,9 +437,13 @@ def test_arms_named_by_module_are_found_by_controls_and_baseline(
     )  # fmt: skip
     matrix = Matrix(context)
     assert {c.arm for c in matrix.known()} == {"base", "grpo", "mine", "placebo"}
+    context.results.mkdir()
+    settle(context)
     cell = seed_cell(context, PLACEBO, limit=2)
     run_cell(context, cell)
     assert folder_of(context, cell).json("run.json")["parts"]["kl"]["part"] == "KLInLoss"
+    assert load_experiment(context.results).baseline == "mine"
+    assert load_experiment(context.results).arms == ("grpo", "mine")
 
 
 # -- a whole run ----------------------------------------------------------------------------------

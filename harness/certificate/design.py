@@ -34,10 +34,11 @@ class Design:
     @cached_property
     def arm_names(self) -> dict[str, str]:
         """An arm as the spec writes it (``module:NAME``) -> as the results call it."""
-        names = {name: name for name in self.spec.arms if name in self.lock.arms}
+        names = {arm.named: name for name, arm in self.lock.arms.items() if arm.named}
+        names |= {name: name for name in self.spec.arms if name in self.lock.arms}
         others = [name for name in self.spec.arms if name not in names]
-        left = [name for name in self.lock.arms if name not in names]
-        for name in others:
+        left = [name for name in self.lock.arms if name not in names.values()]
+        for name in others:  # a lock that does not say
             module = name.partition(":")[0]
             origins = (f"module {module}", f"entry point {name}")
             fits = [arm for arm in left if self.lock.arms[arm].origin in origins]

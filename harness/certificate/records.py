@@ -225,6 +225,7 @@ class Timing(Open):
 
 
 class LockedArm(Open):
+    named: str | None = None  # as the spec has it; None is by its own name
     origin: str
     source: str
     parts: dict[str, Any]

@@ -83,7 +83,8 @@ class Experiment:
 
     @property
     def baseline(self) -> str:
-        return self.spec.get("baseline") or self.arms[0]
+        named = dict(zip(self.spec["arms"], self.arms, strict=False))
+        return named.get(self.spec.get("baseline"), self.arms[0])
 
     @property
     def controls(self) -> tuple[str, ...]:
@@ -137,10 +138,8 @@ def load_experiment(results: Path) -> Experiment:
 
 def _arm_names(spec: Mapping[str, Any], lock: Mapping[str, Any]) -> tuple[str, ...]:
     """The arms' own names in the spec's order; a spec may say ``module:NAME``."""
-    locked = [name for name in lock.get("arms") or {} if name not in CONTROL_ARMS]
-    unnamed = [name for name in locked if name not in spec["arms"]]
-    names = [name if name in locked or not unnamed else unnamed.pop(0) for name in spec["arms"]]
-    return tuple(dict.fromkeys(names))
+    named = {arm.get("named", name): name for name, arm in (lock.get("arms") or {}).items()}
+    return tuple(dict.fromkeys(named.get(name, name) for name in spec["arms"]))
 
 
 def _cells(results: Path, spec: Mapping[str, Any], arms: Sequence[str]) -> tuple[Cell, ...]:
