@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from harness.cost.memory import (
-    BF16_ADAM,
     BF16_LORA_ADAM,
     FP32_ADAM,
+    MIXED_ADAM,
     Load,
     PeakMeter,
     Resident,
@@ -26,7 +26,7 @@ def storage_of(spec: ExperimentSpec) -> Storage:
     """Bytes per parameter in this experiment's precision."""
     if spec.model.dtype == "float32":
         return FP32_ADAM
-    return BF16_LORA_ADAM if spec.model.lora else BF16_ADAM
+    return BF16_LORA_ADAM if spec.model.lora else MIXED_ADAM
 
 
 def predicted_memory(spec: ExperimentSpec, shapes: dict[str, ModelShape]) -> dict[str, Any]:
@@ -66,9 +66,10 @@ def memory_record(spec: ExperimentSpec, loop: Loop, meter: PeakMeter) -> dict[st
         models.append(("reference", loop.reference.model, None))
     measured = []
     for role, model, optimizer in models:
-        for kind, size_ in measured_static(model, optimizer).items():
-            if kind != "gradients":  # freed after every optimizer step
-                measured.append({"role": role, "kind": kind, "bytes": size_})
+        # Gradients are freed after every optimizer step, so there are none to measure here.
+        held = {"parameters": measured_static(model)["parameters"]}
+        held["optimizer"] = optimizer.bytes_held() if optimizer else 0
+        measured += [{"role": role, "kind": k, "bytes": n} for k, n in held.items()]
     return {
         "predicted": predicted["items"],
         "predicted_peak": predicted["peak"],

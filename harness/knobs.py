@@ -39,6 +39,16 @@ class Range:
         return float(self.low + (self.high - self.low) * quantile)
 
 
+def first_value(default: Any, values: Range) -> Any:
+    """What trial 0 tries: the default, or the middle of a range that leaves the default out."""
+    if values.choices is not None:
+        return default if default in values.choices else values.at(0.5)
+    assert values.low is not None
+    assert values.high is not None
+    inside = isinstance(default, (int, float)) and values.low <= default <= values.high
+    return default if inside else values.at(0.5)
+
+
 def knob(
     default: Any,
     *,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from harness.arm import Arm
 from harness.errors import CellError, DivergedError
 from harness.models import Critic, Policy, trim
+from harness.optimizer import MasterAdamW
 from harness.spec.schema import OptimizerSpec
 from harness.types import Minibatch
 
@@ -30,20 +30,11 @@ class Learner:
         self, arm: Arm, policy: Policy, critic: Critic | None, optimizer: OptimizerSpec
     ) -> None:
         self.arm, self.policy, self.critic, self.spec = arm, policy, critic, optimizer
-        self.policy_optimizer = self._adamw(policy.model, optimizer.learning_rate)
+        self.policy_optimizer = MasterAdamW(policy.model, optimizer, optimizer.learning_rate)
         self.critic_optimizer = None
         if critic is not None:
             assert arm.critic is not None
-            self.critic_optimizer = self._adamw(critic, arm.critic.learning_rate)
-
-    def _adamw(self, model: nn.Module, learning_rate: float) -> torch.optim.AdamW:
-        return torch.optim.AdamW(
-            [p for p in model.parameters() if p.requires_grad],
-            lr=learning_rate,
-            betas=self.spec.betas,
-            eps=self.spec.eps,
-            weight_decay=self.spec.weight_decay,
-        )
+            self.critic_optimizer = MasterAdamW(critic, optimizer, arm.critic.learning_rate)
 
     def update(
         self,
@@ -109,13 +100,14 @@ class Learner:
         gap = torch.where(x.mask, logprobs.detach() - x.old_logprobs, 0.0)
         return float(gap.abs().max().expm1())
 
-    def _step(self, optimizer: torch.optim.AdamW, rate: float, who: str) -> float:
-        parameters = optimizer.param_groups[0]["params"]
+    def _step(self, optimizer: MasterAdamW, rate: float, who: str) -> float:
+        parameters = optimizer.gather()
         norm = float(nn.utils.clip_grad_norm_(parameters, self.spec.max_grad_norm))
         if not math.isfinite(norm):
             raise DivergedError(f"the {who}'s gradient is {norm}; lower the learning rate")
         optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
+        optimizer.scatter()
         optimizer.zero_grad(set_to_none=True)
         return norm
 
@@ -136,33 +128,12 @@ class Learner:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything that training changes, by name: trained weights and optimizer moments."""
-        for who, model, optimizer in self._trained():
-            for name, parameter in model.named_parameters():
-                if not parameter.requires_grad:
-                    continue
-                yield f"{who}/{name}", parameter.data
-                for key, value in optimizer.state.get(parameter, {}).items():
-                    yield f"{who}.adam/{name}/{key}", value
+        yield from self.policy_optimizer.tensors("policy")
+        if self.critic_optimizer is not None:
+            yield from self.critic_optimizer.tensors("critic")
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Put back what ``tensors`` gave."""
-        for who, model, optimizer in self._trained():
-            for name, parameter in model.named_parameters():
-                if not parameter.requires_grad:
-                    continue
-                parameter.data.copy_(tensors[f"{who}/{name}"])
-                prefix = f"{who}.adam/{name}/"
-                state = {
-                    key.removeprefix(prefix): value.clone().to(
-                        "cpu" if key.endswith("/step") else parameter.device
-                    )
-                    for key, value in tensors.items()
-                    if key.startswith(prefix)
-                }
-                if state:
-                    optimizer.state[parameter] = state  # type: ignore[assignment]
-
-    def _trained(self) -> Iterator[tuple[str, nn.Module, Any]]:
-        yield "policy", self.policy.model, self.policy_optimizer
-        if self.critic is not None:
-            yield "critic", self.critic, self.critic_optimizer
+        self.policy_optimizer.restore("policy", tensors)
+        if self.critic_optimizer is not None:
+            self.critic_optimizer.restore("critic", tensors)

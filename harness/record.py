@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -75,7 +75,14 @@ def input_hashes(spec: ExperimentSpec, base: Base, sets: Mapping[str, PromptSet]
     } | {f"data.{name}": problems.sha256 for name, problems in sets.items()}
 
 
-PACKAGES = ("torch", "transformers", "numpy", "peft", "math-verify", "optuna", "datasets")
+PACKAGES = ("torch", "transformers", "numpy", "peft", "math-verify", "optuna", "datasets", "vllm")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def environment(spec: ExperimentSpec) -> dict[str, Any]:
@@ -84,7 +91,7 @@ def environment(spec: ExperimentSpec) -> dict[str, Any]:
     return {
         "commit": git_commit(),
         "python": sys.version.split()[0],
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": {name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

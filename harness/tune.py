@@ -21,7 +21,7 @@ from optuna.samplers import BaseSampler, TPESampler
 from harness.arm import Arm
 from harness.errors import InputError, suggest
 from harness.identity import stream_seed
-from harness.knobs import Range, knobs, settings
+from harness.knobs import Range, first_value, knobs, settings
 from harness.spec.schema import ExperimentSpec, TuningSpec
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -52,8 +52,10 @@ def space(spec: ExperimentSpec, arm: Arm) -> dict[str, Range]:
             )
         own[path] = given.range()
     found |= own
-    for path, start in defaults(spec, arm, found).items():
-        if found[path].choices is None and not isinstance(start, float):
+    declared = fields | {f"optimizer.{k}": v for k, v in spec.optimizer.model_dump().items()}
+    for path, values in found.items():
+        start = declared[path]
+        if values.choices is None and not isinstance(start, float):
             raise InputError(
                 f"tuning: {path!r} is {start!r} by default, no fractional number: give choices "
                 "in place of low and high"
@@ -62,13 +64,15 @@ def space(spec: ExperimentSpec, arm: Arm) -> dict[str, Range]:
 
 
 def defaults(spec: ExperimentSpec, arm: Arm, ranges: Mapping[str, Range]) -> dict[str, Any]:
-    """Trial 0: what spec and arm say before tuning."""
-    fields = settings(arm)
-    optimizer = spec.optimizer.model_dump()
-    return {
-        path: fields[path] if path in fields else optimizer[path.removeprefix("optimizer.")]
-        for path in ranges
+    """Trial 0: what spec and arm say before tuning.
+
+    Where the spec searches a range that leaves an arm's default out (a critic's learning rate for a
+    model of another size), trial 0 takes its middle: no arm's first trial is one it could not win.
+    """
+    declared = settings(arm) | {
+        f"optimizer.{name}": value for name, value in spec.optimizer.model_dump().items()
     }
+    return {path: first_value(declared[path], values) for path, values in ranges.items()}
 
 
 class PairedLatinHypercube(BaseSampler):
@@ -126,7 +130,7 @@ def propose(
     study.enqueue_trial(defaults(spec, arm, ranges), skip_if_exists=False)
     proposed: list[dict[str, Any]] = []
     for number in range(plan.trials):
-        trial = study.ask({path: _distribution(r, spec, arm, path) for path, r in ranges.items()})
+        trial = study.ask({path: _distribution(r) for path, r in ranges.items()})
         proposed.append({path: trial.params[path] for path in ranges})
         if number < len(results):
             score = results[number]
@@ -155,12 +159,10 @@ def _sampler(plan: TuningSpec, ranges: Mapping[str, Range]) -> BaseSampler:
     return PairedLatinHypercube(ranges, plan.trials, plan.sampler_seed)
 
 
-def _distribution(r: Range, spec: ExperimentSpec, arm: Arm, path: str) -> BaseDistribution:
-    """Optuna's form of a range, widened to hold the default that trial 0 tries."""
-    start = defaults(spec, arm, {path: r})[path]
+def _distribution(r: Range) -> BaseDistribution:
+    """Optuna's form of a range."""
     if r.choices is not None:
-        choices = r.choices if start in r.choices else (*r.choices, start)
-        return CategoricalDistribution(choices)
+        return CategoricalDistribution(r.choices)
     assert r.low is not None
     assert r.high is not None
-    return FloatDistribution(min(r.low, start), max(r.high, start), log=r.log)
+    return FloatDistribution(r.low, r.high, log=r.log)

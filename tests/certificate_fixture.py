@@ -241,6 +241,7 @@ class Run:
     cursor: int = 0
     kl_coef: float = 0.0
     optimizer_steps: int = 0
+    policy_steps: int = 0  # those outside the critic's warm-up
 
     def to_its_end(self) -> float:
         run = self.folder.json("run.json")
@@ -354,9 +355,11 @@ class Run:
         for role in self.ledger.shapes:
             self.ledger.charge_score(role, lengths, head)
         share = min(self.ledger.spent_in(self.spec.budget.unit) / self.limit, 1.0)
-        rate = rate_factor(optimizer, self.optimizer_steps, share)
+        rate = rate_factor(optimizer, self.policy_steps, share)
+        critic_rate = rate_factor(optimizer, self.optimizer_steps, share)
         taken = optimizer.epochs * min(optimizer.minibatches, len(rows))
         self.optimizer_steps += taken
+        self.policy_steps += 0 if warmup else taken
         self.ledger.charge(updates=taken)
         for role in ([] if warmup else ["policy"]) + (["critic"] if critic else []):
             self.ledger.charge_train(role, lengths, head, optimizer.epochs)
@@ -367,7 +370,7 @@ class Run:
             "engine_gap": 1e-7, "kl_to_reference": kl, "explained_variance": None,
             "effective": {
                 "learning_rate": optimizer.learning_rate * rate,
-                "critic_learning_rate": critic.learning_rate * rate if critic else None,
+                "critic_learning_rate": critic.learning_rate * critic_rate if critic else None,
                 "temperature": 1.0, "top_p": 1.0, "max_new_tokens": 8, "epochs": optimizer.epochs,
                 "minibatches": taken // optimizer.epochs, "gradient_steps": taken,
                 "completions_per_prompt": self.arm.group_size(4), "weight_sum": [1.0] * taken,

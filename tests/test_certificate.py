@@ -23,7 +23,7 @@ from harness.certificate.design import Design
 from harness.certificate.evidence import Evidence
 from harness.certificate.finding import MISSING
 from harness.certificate.records import Lock
-from harness.identity import canonical
+from harness.identity import canonical, difference
 from harness.learner import RATIO_TOLERANCE as LEARNER_TOLERANCE
 from harness.spec.load import check_spec
 from harness.spec.schema import OptimizerSpec
@@ -96,7 +96,7 @@ def test_declared_differences_are_those_of_the_arms(sound: Path):
     declared = audit(sound).declared_differences
     assert set(declared) == {"ppo", "dapo"}  # the baseline is grpo
     for name, found in declared.items():
-        expected = difference_of_arms(parts(ARMS["grpo"]), parts(ARMS[name]))
+        expected = difference(parts(ARMS["grpo"]), parts(ARMS[name]))
         assert canonical(found) == canonical(expected)
     assert set(declared["ppo"]) == {"advantage", "aggregate", "kl", "whiten"}
 

@@ -29,7 +29,9 @@ from harness.arms.ppo import PPO
 from harness.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
 from harness.errors import CellError, DivergedError
 from harness.models import trainable
+from harness.optimizer import MasterAdamW
 from harness.parts.exclude import Unfinished, ZeroVariance
+from harness.spec.schema import OptimizerSpec
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 12
@@ -386,3 +388,25 @@ def test_the_figures_are_those_of_the_papers_formulas(name):
 def test_the_fixed_batch_reaches_every_branch():
     assert STORED["grpo"]["clipped"] > STORED["grpo_clip_higher"]["clipped"] > 0
     assert ragged(left=2).prompt_ids[0, 0] == PAD
+
+
+def test_bfloat16_weights_follow_float32_masters():
+    """Steps far below bfloat16's resolution add up instead of being rounded away."""
+    model = torch.nn.Linear(4, 1, bias=False).bfloat16()
+    torch.nn.init.ones_(model.weight)
+    optimizer = MasterAdamW(model, OptimizerSpec(learning_rate=1e-4), 1e-4)
+    for _ in range(200):
+        model.weight.grad = torch.ones_like(model.weight)
+        optimizer.gather()
+        optimizer.step()
+        optimizer.scatter()
+    # Adam moves by the rate at every step of a constant gradient: 1 - 200 * 1e-4.
+    assert optimizer.masters["weight"].detach().mean().item() == pytest.approx(0.98, abs=1e-5)
+    assert model.weight.dtype == torch.bfloat16
+    assert model.weight.float().mean().item() == pytest.approx(0.98, abs=2**-8)
+    again = MasterAdamW(
+        torch.nn.Linear(4, 1, bias=False).bfloat16(), OptimizerSpec(learning_rate=1e-4), 1e-4
+    )
+    again.restore("policy", {k: v.clone() for k, v in optimizer.tensors("policy")})
+    assert torch.equal(again.weights["weight"], model.weight)
+    assert optimizer.bytes_held() == 4 * (4 + 4 + 4) + 4  # master, two moments, a step count

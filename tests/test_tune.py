@@ -100,11 +100,11 @@ def test_what_may_be_tuned():
     }  # fmt: skip
 
 
-def test_a_range_is_widened_to_hold_the_default():
+def test_a_default_outside_the_range_gives_way_to_its_middle():
     narrow = {RATE: {"low": 2e-4, "high": 3e-4, "log": True}}
     found = propose(spec(shared=narrow), GRPO, [])
-    assert found[0][RATE] == 1e-4
-    assert all(2e-4 <= t[RATE] <= 3e-4 for t in found[1:])
+    assert found[0][RATE] == pytest.approx((2e-4 * 3e-4) ** 0.5)
+    assert all(2e-4 <= t[RATE] <= 3e-4 for t in found)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_whole_numbers_are_tuned_by_choices():
     s = spec(arms={"grpo": {"sampling.group_size": {"choices": [4, 8]}}},
              shared={"optimizer.epochs": {"choices": [1, 2, 4]}})  # fmt: skip
     found = propose(s, GRPO, [])
-    assert found[0] == {"optimizer.epochs": 1, "sampling.group_size": None, "kl.kl_coef": 0.04}
+    assert found[0] == {"optimizer.epochs": 1, "sampling.group_size": 8, "kl.kl_coef": 0.04}
     for trial in found[1:]:
         tuned, arm = configured(s, GRPO, trial)
         assert tuned.optimizer.epochs in (1, 2, 4)

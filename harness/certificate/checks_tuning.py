@@ -15,6 +15,7 @@ from harness.certificate.evidence import BASE, PLACEBO, Cell, Evidence
 from harness.certificate.finding import MISSING, Violation, violation
 from harness.certificate.records import Evaluation
 from harness.identity import stream_seed
+from harness.knobs import first_value
 from harness.spec.schema import TuningSpec
 
 Trials = dict[int, list[Cell]]
@@ -102,9 +103,12 @@ def _judged(cell: Cell, tuning: TuningSpec) -> Iterator[Violation]:
 
 def _defaults(cells: list[Cell], design: Design) -> Iterator[Violation]:
     for cell in cells:
+        spaces = design.spaces(cell.arm) if cell.arm in design.lock.arms else {}
         for path, value in (cell.run.settings if cell.run else {}).items():
             tree: Any = design.controls if path in design.shared else design.locked_parts(cell)
             default = look_up(tree, path)
+            if path in spaces:
+                default = first_value(default, spaces[path].range())
             if not equal(default, value):
                 yield violation(
                     "tuning", cell.id, f"run.json: settings.{path}", default, value,

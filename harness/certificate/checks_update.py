@@ -33,6 +33,7 @@ def check_effective(evidence: Evidence, design: Design) -> Iterator[Violation]:
         yield from _phases(cell, steps, parts)
         yield from _coefficients(cell, steps, parts)
         charged: Mapping[str, float] = {}
+        policy_updates = 0  # the critic's warm-up does not use up the policy's
         for line, before, step in before_and_after(steps):
             key = f"steps.jsonl line {line}"
             updates = step.spent.updates - before.updates
@@ -50,11 +51,13 @@ def check_effective(evidence: Evidence, design: Design) -> Iterator[Violation]:
             elif step.used and step.effective is not None:
                 yield from _pinned(cell, key, step, step.effective, run, design)
                 share = _share(cell, step, before, charged, design)
-                yield from _rates(cell, key, step.effective, before, share, run, design, parts)
+                done = {"learning_rate": policy_updates, "critic_learning_rate": before.updates}
+                yield from _rates(cell, key, step.effective, done, share, run, design, parts)
                 yield from _weights(cell, key, step.effective, parts)
                 yield from _measured(cell, key, step, parts)
                 yield from _loss(cell, key, step, parts, design)
             charged = step.flops
+            policy_updates += updates if step.phase == "train" else 0
 
 
 def _phases(cell: Cell, steps: tuple[Step, ...], parts: Mapping[str, Any]) -> Iterator[Violation]:
@@ -151,14 +154,13 @@ def _rates(
     cell: Cell,
     key: str,
     effective: Effective,
-    before: Spent,
+    done: Mapping[str, int],
     share: tuple[float, float],
     run: Run,
     design: Design,
     parts: Mapping[str, Any],
 ) -> Iterator[Violation]:
     optimizer = design.optimizer(run)
-    low, high = sorted(rate_factor(optimizer, before.updates, s) for s in share)
     critic = part(part(parts, "advantage"), "critic")
     rates = {"learning_rate": (optimizer.learning_rate, effective.learning_rate)}
     if critic:
@@ -168,6 +170,7 @@ def _rates(
     elif effective.critic_learning_rate is not None:
         rates["critic_learning_rate"] = (0.0, effective.critic_learning_rate)
     for name, (peak, found) in rates.items():
+        low, high = sorted(rate_factor(optimizer, done[name], s) for s in share)
         slack = RATE_TOLERANCE * max(peak, found)
         if not peak * low - slack <= found <= peak * high + slack:
             yield violation(
