@@ -19,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # the suite imports by path, and
 
 from experiment_fixture import SPEC
 
-from harness.cell import Cell, Context, run_cell
+from harness.cell import run_cell
 from harness.errors import CellError, InputError
+from harness.job import Cell, Context
 from harness.models import load_base, trainable
 from harness.samplers import make_sampler
 from harness.samplers.hf import HFSampler
