@@ -62,7 +62,8 @@ def metrics_rows(path: str | Path, ks: Sequence[int], *, tie: Tie = "random") ->
 
     Returns:
         ``problems``, ``n`` (fewest and most samples a problem), ``pass@k``, ``maj@k`` and
-        ``avg@k`` by k as floats, ``exact`` with the same values as fractions, ``per_problem``.
+        ``avg@k`` by k as floats, and each under a name of its own (``pass@4``), ``exact`` with the
+        same values as fractions, ``per_problem``.
 
     Raises:
         InputError: naming file and line, or the problem that has fewer than k samples.
@@ -89,6 +90,11 @@ def metrics_rows(path: str | Path, ks: Sequence[int], *, tie: Tie = "random") ->
         "n": {"min": min(sizes), "max": max(sizes)},
         "tie": tie,
         **_floats(exact),
+        **{
+            f"{name}@{k}": value
+            for name in ("pass", "maj", "avg")
+            for k, value in _floats(exact)[f"{name}@k"].items()
+        },
         "exact": {
             f"{name}@{k}": str(value)
             for name in ("pass", "maj", "avg")
