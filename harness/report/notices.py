@@ -187,6 +187,13 @@ def _graders(experiment: Experiment) -> Iterator[str]:
             )
 
 
+def _meaning(gap: Difference) -> str:
+    """What a placebo that moved says: a rise throws doubt on every gain, a fall on none."""
+    if gap.estimate.mean > 0:
+        return "a gain of that size need not come from the reward."
+    return "training on noise does harm at these settings, so no arm's gain comes from it."
+
+
 def _placebo(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[str]:
     for test in scores:
         if "placebo" not in test.arms or "base" not in test.arms:
@@ -195,8 +202,8 @@ def _placebo(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[s
         if gap is not None and gap.excludes_zero:
             yield (
                 f"The placebo, trained on random reward, moved on {test.name} by {_points(gap)} "
-                "points from the base: a gain of that size need not come from the reward. (One "
-                "such interval in twenty excludes 0 by chance.)"
+                f"points from the base: {_meaning(gap)} (One such interval in twenty excludes 0 by "
+                "chance.)"
             )
 
 

@@ -14,7 +14,7 @@ CSS = """\
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body {
-  margin: 0 auto; padding: 1.2rem 1rem 4rem; max-width: 66rem; color: var(--ink);
+  margin: 0 auto; padding: 1.2rem 1rem 4rem; max-width: 74rem; color: var(--ink);
   background: var(--paper); font: 16px/1.55 system-ui, "Segoe UI", "DejaVu Sans", sans-serif;
   overflow-wrap: break-word;
 }
