@@ -72,7 +72,8 @@ def _paired_sentence(experiment: Experiment, test: TestScores) -> str:
     text = f"Paired by seed, in points against {baseline}: {listed}."
     if least > ALPHA:
         reach = f"With {fewest} seed{'s' * (fewest != 1)} the exact test cannot fall below "
-        return f"{text} {reach}p = {number(least)}, so this report claims no difference."
+        claim = "so this report claims no difference, and no equality either."
+        return f"{text} {reach}p = {number(least)}, {claim}"
     shown = ", ".join(f"{arm} p = {number(gap.p)}" for arm, gap in gaps.items())
     return f"{text} Exact sign-flip test, not corrected for several comparisons: {shown}."
 
@@ -191,7 +192,7 @@ def _meaning(gap: Difference) -> str:
     """What a placebo that moved says: a rise throws doubt on every gain, a fall on none."""
     if gap.estimate.mean > 0:
         return "a gain of that size need not come from the reward."
-    return "training on noise does harm at these settings, so no arm's gain comes from it."
+    return "training on noise does harm at these settings; a gain is not what any training gives."
 
 
 def _placebo(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[str]:

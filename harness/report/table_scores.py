@@ -61,7 +61,7 @@ def final_table(experiment: Experiment, scores: Sequence[TestScores]) -> Table:
         name="final",
         title=f"Score at a matched budget of {budget(experiment.spec)}",
         note=f"{INTERVAL_NOTE} Avg@n is the mean over n samples of each problem, which is pass@1. "
-        "base is the untrained model, placebo is trained on random reward.",
+        "base is the untrained model, placebo is trained on shuffled verdicts.",
         columns=("test set", "metric", *experiment.shown),
         rows=rows,
         records=records,
