@@ -137,7 +137,7 @@ class CellRun:
     # -- an arm -------------------------------------------------------------------------------
 
     def _run_arm(self, arm: Arm, grader: MathGrader, meter: PeakMeter) -> None:
-        loop = self._build(arm, grader)
+        loop = self.build(arm, grader)
         self._write_identity(arm, loop.ledger.shapes)
         state = load_checkpoint(self.folder.path / "checkpoint", loop.learner) or {}
         self._restore(loop, state)
@@ -164,7 +164,7 @@ class CellRun:
         self._finish(loop.ledger, loop.progress.step, chains["steps"], chains["evals"])
         drop_checkpoint(self.folder.path / "checkpoint")
 
-    def _build(self, arm: Arm, grader: MathGrader) -> Loop:
+    def build(self, arm: Arm, grader: MathGrader) -> Loop:
         """Policy, reference and critic as the arm needs them, and the loop around them."""
         spec, seed = self.spec, self.cell.seed
         arm.check(spec.sampling.completions_per_prompt)

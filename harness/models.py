@@ -106,7 +106,10 @@ def _locate(spec: ModelSpec, progress: Callable[[str], None] | None) -> tuple[st
     if path.is_dir():
         return str(path), None
     if spec.name.startswith((".", "/", "~")):
-        raise InputError(f"model.name: folder {spec.name} does not exist; check the path")
+        raise InputError(
+            f"model.name: folder {spec.name} does not exist; check the path "
+            "(`make smollm2` makes that of SmolLM2)"
+        )
     if spec.revision is None:
         raise InputError(
             f"model.name {spec.name!r} is no folder here; if it is a hub id, pin it with "

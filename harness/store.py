@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import json
 import os
 import time
@@ -88,16 +89,30 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path} is not JSON: {error}") from error
 
 
+def stored_bytes(path: Path) -> bytes:
+    """A stored file's bytes; a published folder may hold it compressed, as ``NAME.gz``.
+
+    Raises:
+        OSError: neither is there, or it is damaged.
+    """
+    packed = path.with_name(f"{path.name}.gz")
+    if not path.exists() and packed.exists():
+        return gzip.decompress(packed.read_bytes())
+    return path.read_bytes()
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON-lines file; a last line cut short by a kill is left out.
 
     Raises:
         InputError: a line before the last is not JSON.
     """
-    if not path.exists():
+    try:
+        content = stored_bytes(path)
+    except FileNotFoundError:
         return []
     found = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
             found.append(json.loads(line))
         except ValueError as error:

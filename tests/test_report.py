@@ -347,10 +347,38 @@ def _shorten(results: Path) -> None:
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))
 
 
+def _try_rates(results: Path, arm: str, rates: list[float]) -> None:
+    """As many trials as rates, copies of the first but for theirs; the seeds run the first rate."""
+    first = next((results / "runs" / arm).glob("trial-000*"))
+    for at, rate in enumerate(rates):
+        folder = first.with_name(first.name.replace("000", f"{at:03d}"))
+        if at:
+            shutil.copytree(first, folder, dirs_exist_ok=True)
+        _set_rate(folder, at, rate)
+    for folder in (results / "runs" / arm).glob("seed-*"):
+        _set_rate(folder, None, rates[0])
+
+
+def _set_rate(folder: Path, trial: int | None, rate: float) -> None:
+    run = json.loads((folder / "run.json").read_text())
+    run["settings"]["optimizer.learning_rate"] = rate
+    (folder / "run.json").write_text(json.dumps(run | {"trial": trial}))
+
+
 CASES = {
     "of sampled groups had equal scores": lambda r: _all_steps(r, "grpo", zero_variance_share=0.93),
     "were cut at the length limit": lambda r: _all_steps(r, "dapo", truncated_share=0.4),
     "explained variance averaged −0.30": lambda r: _all_steps(r, "ppo", explained_variance=-0.3),
+    "the critic explained 10 % of the variance": lambda r: _all_steps(
+        r, "ppo", explained_variance=0.1
+    ),
+    "dapo and grpo differ in their clip, which cut at most 0.10 % of tokens": lambda r: [
+        _all_steps(r, arm, clip_fraction_high=0.001, clip_fraction_low=0.0)
+        for arm in ("grpo", "dapo")
+    ],
+    "was chosen at the edge of what was tried by grpo:": lambda r: _try_rates(
+        r, "grpo", [1e-4, 2e-5, 3e-5, 4e-5]
+    ),
     "Very few training steps (fewest of any seed: dapo 5)": _shorten,
     "The grader timed out on some completions (ppo 90)": lambda r: (
         _all_steps(r, "ppo", outcomes={"timeout": 5} | {"correct": 5})

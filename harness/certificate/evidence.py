@@ -21,6 +21,7 @@ from harness.certificate.records import Diverged, Done, Evaluation, Lock, Run, S
 from harness.errors import InputError
 from harness.spec.load import read_yaml
 from harness.spec.schema import ExperimentSpec
+from harness.store import stored_bytes
 
 M = TypeVar("M", bound=BaseModel)
 LOCK = "spec.lock.yaml"
@@ -180,7 +181,7 @@ def _split(text: str) -> list[dict[str, Any]]:
 
 def _guarded(path: Path, where: str, gaps: list[Violation], parse: Callable[[str], Any]) -> Any:
     try:
-        return parse(path.read_bytes().decode("utf-8"))
+        return parse(stored_bytes(path).decode("utf-8"))
     except FileNotFoundError:
         gaps.append(violation(MISSING, where, path.name, "a file", None, "it does not exist"))
     except (OSError, ValueError, RecursionError) as error:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from harness.report.load import Experiment
 from harness.report.scores import AVG, TestScores, paired
 from harness.report.stats import Difference, Estimate
+from harness.report.table_design import parts_of
 from harness.report.table_spent import (
     kl_to_base,
     mean_of_steps,
@@ -20,6 +21,9 @@ MOSTLY_FLAT = 0.8
 MUCH_TRUNCATED = 0.2
 OVERSPENT = 0.03
 LARGE_KL = 10.0  # nats a completion: the base would hardly ever write what the policy writes
+WEAK_CRITIC = 0.25
+RARELY_CLIPPED = 0.005  # of tokens
+ENOUGH_TRIED = 4  # of fewer values, most are at an edge
 ALPHA = 0.05
 
 
@@ -89,6 +93,8 @@ def notices(experiment: Experiment, scores: Sequence[TestScores]) -> list[str]:
         *_few_updates(experiment),
         *_overspent(experiment),
         *_by_arm(experiment),
+        *_clips(experiment),
+        *_edges(experiment),
         *_graders(experiment),
         *_placebo(experiment, scores),
         *_problems(scores),
@@ -161,6 +167,11 @@ def _by_arm(experiment: Experiment) -> Iterator[str]:
                 "limit; scores partly measure that limit."
             )
         explained, _ = mean_of_steps(experiment, arm, "explained_variance")
+        if explained is not None and 0 <= explained < WEAK_CRITIC:
+            yield (
+                f"{arm}: the critic explained {percent(explained, 0)} % of the variance of "
+                "returns; so weak a critic gives the arm little of what sets it apart."
+            )
         if explained is not None and explained < 0:
             yield (
                 f"{arm}: the critic's explained variance averaged {fixed(explained, 2)}; below 0 "
@@ -171,6 +182,46 @@ def _by_arm(experiment: Experiment) -> Iterator[str]:
             yield (
                 f"{arm}: the final policy is {fixed(kl, 1)} nats a completion from the base, a "
                 "large distance; look at its samples."
+            )
+
+
+def _clips(experiment: Experiment) -> Iterator[str]:
+    """Arms that differ in a clip which hardly ever binds are nearly the same arm."""
+    baseline = experiment.baseline
+    for arm in experiment.arms:
+        mine, theirs = (parts_of(experiment, a).get("clip") for a in (arm, baseline))
+        if arm == baseline or mine == theirs:
+            continue
+        shares = [
+            mean_of_steps(experiment, a, f"clip_fraction_{side}")[0] or 0.0
+            for a in (arm, baseline)
+            for side in ("high", "low")
+        ]
+        if max(shares) < RARELY_CLIPPED:
+            yield (
+                f"{arm} and {baseline} differ in their clip, which cut at most "
+                f"{percent(max(shares), 2)} % of tokens on either side: little of a difference "
+                "between them can come from it."
+            )
+
+
+def _edges(experiment: Experiment) -> Iterator[str]:
+    """A shared setting chosen at the end of what was tried may be better still beyond it."""
+    for path in (experiment.spec.get("tuning") or {}).get("shared", {}):
+        at_edge = []
+        for arm in experiment.arms:
+            tried = [
+                c.run["settings"][path]
+                for c in experiment.cells
+                if c.arm == arm and c.kind == "trial" and path in c.run.get("settings", {})
+            ]
+            chosen = [c.run["settings"].get(path) for c in experiment.seed_cells(arm) if c.run]
+            if len(set(tried)) >= ENOUGH_TRIED and chosen and chosen[0] in (min(tried), max(tried)):
+                at_edge.append(arm)
+        if at_edge:
+            yield (
+                f"{path} was chosen at the edge of what was tried by {', '.join(at_edge)}: a wider "
+                "search might serve these arms better."
             )
 
 
