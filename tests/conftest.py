@@ -18,8 +18,7 @@ torch.set_num_threads(1)
 
 ROOT = Path(__file__).parent.parent
 VECTORS = {
-    v["name"]: v
-    for v in json.loads((ROOT / "tests/golden/vectors.json").read_text())["vectors"]
+    v["name"]: v for v in json.loads((ROOT / "tests/golden/vectors.json").read_text())["vectors"]
 }
 
 
