@@ -35,6 +35,7 @@ def refused(tmp_path: Path, model: Path, capfd: pytest.CaptureFixture[str]) -> R
 
     def run(*options: str, command: str = "run", **changes: Any) -> str:
         spec = write_spec(tmp_path / "tiny.yaml", model, **changes)
+        capfd.readouterr()  # what preparing the case printed, such as the bars of saving a model
         with pytest.raises(SystemExit) as ended:
             main([command, str(spec), *options])
         error = capfd.readouterr().err
