@@ -201,8 +201,9 @@ def test_row_order_changes_nothing(arm: Arm, seed: int, rng):
     batch, _, clean = learn(arm, d)
     batch2, _, found = learn(arm, Draw(x, d.logprobs[rows], d.values[rows]))
     same(batch2.advantages, batch.advantages[rows], 1e-9)
-    # An advantage that is 0 but for rounding has a sign that the order of summing decides.
-    unsure = bool((batch.advantages.abs() < 1e-12)[d.x.mask].any())
+    # An advantage that is 0 but for rounding has a sign that the order of summing decides; divided
+    # by a std that is rounding too, plus eps = 1e-6, it may reach 1e-10.
+    unsure = bool((batch.advantages.abs() < 1e-9)[d.x.mask].any())
     for name, value in clean.items():
         if unsure and name.startswith("sum/clipped"):
             continue
