@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.errors import InputError
 from harness.metrics import ProblemMetrics, Tie, dataset_metrics, problem_metrics
+from harness.rewards.equal import canonical
 from harness.rewards.extract import AnswerFormat
 from harness.rewards.maths import MathGrader
 
@@ -79,7 +80,7 @@ def metrics_rows(path: str | Path, ks: Sequence[int], *, tie: Tie = "random") ->
             "draw more samples or lower --k"
         )
     measured = {
-        name: problem_metrics([ok for ok, _ in rows], [a for _, a in rows], ks, tie)
+        name: problem_metrics([ok for ok, _ in rows], [_class(a) for _, a in rows], ks, tie)
         for name, rows in samples.items()
     }
     mean = dataset_metrics(list(measured.values()))
@@ -102,6 +103,11 @@ def metrics_rows(path: str | Path, ks: Sequence[int], *, tie: Tie = "random") ->
         },
         "per_problem": [_one_problem(name, m, ks) for name, m in measured.items()],
     }
+
+
+def _class(answer: str | None) -> str | None:
+    """The class that an answer votes in: equal numbers vote together, however written."""
+    return None if answer is None else canonical(answer)
 
 
 def _one_problem(name: str | int, found: ProblemMetrics, ks: Sequence[int]) -> dict[str, Any]:

@@ -250,3 +250,21 @@ def test_printed_lines_are_neither_wrapped_nor_read_as_markup(
 )
 def test_durations(seconds: float, text: str):
     assert show.duration(seconds) == text
+
+
+def test_equal_numbers_vote_together(harness: Run, tmp_path: Path):
+    """Half, written three ways, outvotes a wrong answer given twice."""
+    rows = [("0.50", True), ("0.5", True), ("1/2", True), ("3", False), ("3", False)]
+    path = tmp_path / "samples.jsonl"
+    path.write_text(
+        "".join(json.dumps({"problem": 1, "correct": ok, "answer": a}) + "\n" for a, ok in rows)
+    )
+    code, out, _ = harness("metrics", str(path), "--k", "5", "--json")
+    assert code == 0
+    assert json.loads(out)["maj@5"] == 1.0
+
+
+def test_a_path_that_is_no_results_folder_is_called_that(harness: Run):
+    code, _, err = harness("audit", "published/nothing")
+    assert code == 2
+    assert "published/nothing is no results folder" in err

@@ -20,6 +20,9 @@ def register(app: typer.Typer) -> None:
 
 def grade(
     file: Annotated[Path, typer.Argument(help="JSON lines of {id, gold, completion}.")],
+    answer_format: Annotated[
+        str, typer.Option(help="auto, boxed, gsm8k, last_number or marker: where answers stand.")
+    ] = "auto",
     json: AsJson = False,
 ) -> None:
     """Grade completions: a row {id, correct, outcome, extracted} for each, in order."""
@@ -27,7 +30,7 @@ def grade(
 
     from harness.grade_file import grade_rows
 
-    rows = grade_rows(file)
+    rows = grade_rows(file, answer_format=answer_format)  # type: ignore[arg-type]
     if json:
         for row in rows:
             print(json_module.dumps(row, ensure_ascii=False))

@@ -41,10 +41,28 @@ def _context(
     return open_context(find_spec(experiment), overrides or [], plugins or [], results)
 
 
+def _recorded_context(
+    experiment: str, overrides: list[str] | None, plugins: list[Path] | None, results: Path | None
+) -> Any:
+    """As ``_context``; a folder that has a lock is read by it, whatever options made it."""
+    from dataclasses import replace
+
+    from harness.lock import read_lock
+    from harness.spec.load import check_spec
+
+    context = _context(experiment, overrides, plugins, results)
+    lock = context.results / "spec.lock.yaml"
+    if overrides or plugins or not lock.exists():
+        return context
+    return replace(context, spec=check_spec(read_lock(lock)["spec"], str(lock)))
+
+
 def _results_of(experiment: str, results: Path | None) -> Path:
     """The folder of an experiment's results; also a results folder itself."""
     path = results or Path(experiment)
     if results is None and not (path / "spec.lock.yaml").is_file():
+        if len(Path(experiment).parts) > 1 and not experiment.endswith((".yaml", ".yml")):
+            raise InputError(f"{experiment} is no results folder: it has no spec.lock.yaml")
         path = Path("results") / _name_of(experiment)
     if not path.is_dir():
         raise InputError(f"no results at {path}; run `harness run {experiment}` first")
@@ -171,7 +189,7 @@ def status(
     """Show the matrix: which cells are done, running, failed or waiting."""
     from harness.cli.status import matrix_rows
 
-    rows = matrix_rows(_context(experiment, set_, plugin, results))
+    rows = matrix_rows(_recorded_context(experiment, set_, plugin, results))
     if json:
         print_json(rows)
         return
@@ -227,7 +245,7 @@ def evaluate(
     """Evaluate a finished run's weights anew; writes nothing into the results."""
     from harness.cli.evaluate_weights import evaluate_weights
 
-    context = _context(experiment, set_, plugin, results)
+    context = _recorded_context(experiment, set_, plugin, results)
     found = evaluate_weights(context, arm, seed, split, samples)
     if json:
         print_json(found)

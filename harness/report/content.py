@@ -178,8 +178,12 @@ def _provenance(experiment: Experiment) -> list[Block]:
     name = experiment.name
     hashes = experiment.lock.get("hashes") or {}
     items = [
-        ("Command", f"make run EXP={name}"),
-        ("This report again", f"make report EXP={name}"),
+        (
+            "Command",
+            f"make run EXP={name}, with --set, --plugin and --results where they were given: "
+            "spec.lock.yaml holds the spec as run",
+        ),
+        ("This report again", "harness report, with the path of this folder"),
         *environment(experiment),
         *((f"SHA-256 of {key}", str(value)) for key, value in sorted(hashes.items())),
     ]
