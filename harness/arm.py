@@ -25,6 +25,16 @@ from harness.parts.whiten import Whiten
 from harness.types import Batch, Experience, Minibatch, zero_padding
 
 Stats = dict[str, Tensor]
+KINDS: dict[str, type] = {
+    "sampling": Sampling,
+    "exclude": Exclude,
+    "kl": KL,
+    "advantage": Advantage,
+    "whiten": Whiten,
+    "ratio": Ratio,
+    "clip": Clip,
+    "aggregate": Aggregate,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +53,9 @@ class Arm:
         ratio: pi / pi_old, per token or per completion.
         clip: ratio, advantage -> surrogate objective.
         aggregate: each token's share of the loss.
+
+    Raises:
+        InputError: a part of the wrong kind.
     """
 
     name: str
@@ -56,6 +69,22 @@ class Arm:
     ratio: Ratio
     clip: Clip
     aggregate: Aggregate
+
+    def __post_init__(self) -> None:
+        for name, kind in KINDS.items():
+            part = getattr(self, name)
+            absent = part is None and name in ("exclude", "whiten")
+            if not absent and not isinstance(part, kind):
+                raise InputError(
+                    f"arm {self.name!r}: {name} is {part!r}; give a {kind.__name__} "
+                    f"(harness/parts/{kind.__module__.rpartition('.')[2]}.py)"
+                )
+        if not isinstance(self.shaping, tuple) or not all(
+            isinstance(rule, Shaping) for rule in self.shaping
+        ):
+            raise InputError(
+                f"arm {self.name!r}: shaping is {self.shaping!r}; give a tuple of Shaping"
+            )
 
     @property
     def critic(self) -> Critic | None:

@@ -20,7 +20,7 @@ from harness.parts.advantage import GAE, GroupBaseline
 from harness.parts.aggregate import FixedLength, SequenceMean, TokenMean
 from harness.parts.exclude import Unfinished
 from harness.parts.kl import KLInReward, NoKL
-from harness.parts.shaping import UnfinishedPenalty
+from harness.parts.shaping import SignedScore, UnfinishedPenalty
 from harness.types import Experience
 
 NAN = float("nan")
@@ -239,3 +239,12 @@ def test_an_exchanged_part_leaves_the_original_alone():
     assert other.source == "grpo with kl changed"
     assert difference(parts(GRPO), parts(other)).keys() == {"kl"}
     assert ARMS["grpo"] is GRPO
+
+
+@pytest.mark.parametrize(
+    "changes", [{"kl": 0.1}, {"clip": NoKL()}, {"shaping": [SignedScore()]}, {"ratio": None}]
+)
+def test_a_part_of_the_wrong_kind_is_refused_when_built(changes):
+    (name,) = changes
+    with pytest.raises(InputError, match=rf"arm 'odd': {name} is .*; give a"):
+        GRPO.but("odd", **changes)
