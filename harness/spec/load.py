@@ -69,7 +69,7 @@ def read_yaml(path: Path) -> Any:
         InputError: not there, not UTF-8, or not YAML.
     """
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # a SafeLoader
+        return _parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; check the path") from None
     except UnicodeDecodeError as error:
@@ -102,6 +102,15 @@ class _UniqueKeys(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _parse(text: str) -> Any:
+    """One YAML document as plain data; tags that would build objects are errors."""
+    loader = _UniqueKeys(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 _FLOAT = r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"
@@ -146,7 +155,7 @@ def _set(tree: dict[str, Any], override: str) -> dict[str, Any]:
     if not equals or not path.strip():
         raise InputError(f"--set {override!r}: give KEY.KEY=VALUE")
     try:
-        value = yaml.load(text, Loader=_UniqueKeys)
+        value = _parse(text)
     except yaml.YAMLError as error:
         raise InputError(f"--set {override!r}: the value is not YAML") from error
     for key in reversed(path.strip().split(".")):
