@@ -452,7 +452,7 @@ def test_arms_named_by_module_are_found_by_controls_and_baseline(
 def test_a_run_with_failing_cells_does_the_rest_and_mends_them_next_time(opened: Opened):
     """One trial diverges, one cell's process is killed, one arm fails: the others are done."""
     context = opened(
-        tuning={"shared": {"optimizer.learning_rate": {"low": 1e29, "high": 1e30}}},
+        tuning={"shared": {"optimizer.learning_rate": {"low": 1e-6, "high": 1e30, "log": True}}},
     )  # fmt: skip
     killed = []
 
