@@ -134,7 +134,7 @@ def test_a_step_costs_what_the_ledger_charges(name: str, warmup: bool, lora: boo
     assert amount.completions == rows
     assert amount.prompts == rows / size
     assert amount.prompt_tokens == prompt * rows / size
-    assert amount.updates == 2 * spec.optimizer.epochs
+    assert amount.updates == spec.optimizer.minibatches * spec.optimizer.epochs
 
 
 @pytest.mark.parametrize("limit", [1, 9.9, 10, 10.1, 20, 25, 26, 31, 99])
@@ -206,7 +206,7 @@ def test_a_plan_comes_true(local_model: Path, tmp_path: Path):
         f"model.name={local_model}", "arms=[ppo]", "baseline=null", "tuning=null", "seeds=[0]",
         "controls={base: false, placebo: null}", "sampling.prompts_per_step=4",
         "sampling.completions_per_prompt=2", "sampling.max_new_tokens=12",
-        "data.train.limit=16", "data.validation.limit=4", "data.test.arithmetic.limit=4",
+        "optimizer.minibatches=2", "data.train.limit=16", "data.validation.limit=4", "data.test.arithmetic.limit=4",
         "evaluation={samples: 2, curve_samples: 1, k: [1], greedy: false}",
         "budget={unit: completions, limit: 60, evaluate_at: [1.0]}",
         results=tmp_path / "results",
@@ -343,7 +343,7 @@ ODD = GRPO.but("odd", sampling=FixedGroups(group_size=3))
 REFUSED = {
     "budget": (["budget.limit=1e9"], r"budget.limit.* arm 'ppo'.*flops.*raise the limit"),
     "trial": (["budget.limit=2e10", "tuning.budget_fraction=0.1"], "tuning.budget_fraction"),
-    "updates": (["budget={unit: updates, limit: 1}"], "one step of arm 'ppo', 6 updates"),
+    "updates": (["budget={unit: updates, limit: 1}"], "one step of arm 'ppo', 12 updates"),
     "tuning path": (
         ["tuning.shared={optimizer.learning_rat: {low: 1, high: 2}}"],
         "Did you mean 'optimizer.learning_rate'",
