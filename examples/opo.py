@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from harness.arms.grpo import GRPO
-from harness.parts.advantage import Advantage, completion_return
+from harness.parts.advantage import Advantage
 from harness.parts.aggregate import TokenMean
-from harness.parts.clip import PPOClip
+from harness.parts.clip import NoClip
 from harness.parts.kl import NoKL
-from harness.types import group_mean
+from harness.types import completion_return, group_mean
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ OPO = GRPO.but(
     "opo",
     source="OPO (Hao et al. 2025): length-weighted baseline, exactly on-policy, no KL",
     advantage=LengthWeightedBaseline(),
+    scale=None,
     kl=NoKL(),
-    clip=PPOClip(clip_low=1.0, clip_high=1e9),  # a ratio lies in between: no clip
+    clip=NoClip(),
     aggregate=TokenMean(),
 )

@@ -17,12 +17,13 @@ from harness.parts.aggregate import Aggregate, TokenMean
 from harness.parts.clip import Clip
 from harness.parts.critic import Critic
 from harness.parts.exclude import Exclude
+from harness.parts.imitate import Imitate
 from harness.parts.kl import KL
 from harness.parts.ratio import Ratio
 from harness.parts.sampling import Sampling
+from harness.parts.scale import Scale
 from harness.parts.shaping import Shaping
-from harness.parts.whiten import Whiten
-from harness.types import Batch, Experience, Minibatch, zero_padding
+from harness.types import Batch, Experience, Minibatch, Tokens, zero_padding
 
 Stats = dict[str, Tensor]
 KINDS: dict[str, type] = {
@@ -30,16 +31,18 @@ KINDS: dict[str, type] = {
     "exclude": Exclude,
     "kl": KL,
     "advantage": Advantage,
-    "whiten": Whiten,
+    "scale": Scale,
     "ratio": Ratio,
     "clip": Clip,
     "aggregate": Aggregate,
+    "imitate": Imitate,
 }
+OPTIONAL = ("exclude", "scale", "imitate")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """Ten parts, each saying one thing that the algorithm does; all else is the experiment's.
+    """Eleven parts, each saying one thing that the algorithm does; all else is the experiment's.
 
     Attributes:
         name: what the spec, the tables and the plots call it.
@@ -49,10 +52,11 @@ class Arm:
         exclude: completions that the loss leaves out; None for none.
         kl: the penalty toward the reference: none, in the reward, or in the loss.
         advantage: rewards -> advantages; carries the critic if it needs one.
-        whiten: scaling of the batch's advantages; None for none.
-        ratio: pi / pi_old, per token or per completion.
+        scale: what advantages are divided by, in the group or the batch; None for nothing.
+        ratio: pi over pi_old or the engine's policy, per token or per completion.
         clip: ratio, advantage -> surrogate objective.
         aggregate: each token's share of the loss.
+        imitate: a likelihood term on good completions beside the surrogate; None for none.
 
     Raises:
         InputError: a part of the wrong kind.
@@ -65,15 +69,16 @@ class Arm:
     exclude: Exclude | None = None
     kl: KL
     advantage: Advantage
-    whiten: Whiten | None
+    scale: Scale | None
     ratio: Ratio
     clip: Clip
     aggregate: Aggregate
+    imitate: Imitate | None = None
 
     def __post_init__(self) -> None:
         for name, kind in KINDS.items():
             part = getattr(self, name)
-            absent = part is None and name in ("exclude", "whiten")
+            absent = part is None and name in OPTIONAL
             if not absent and not isinstance(part, kind):
                 raise InputError(
                     f"arm {self.name!r}: {name} is {part!r}; give a {kind.__name__} "
@@ -100,19 +105,20 @@ class Arm:
         return self.sampling.group_size or control
 
     def check(self, completions_per_prompt: int) -> None:
-        """Refuse a group too small for the baseline.
+        """Refuse a group too small for the baseline or its scale.
 
         Raises:
-            InputError: the advantage needs more completions per prompt than it would get.
+            InputError: a part needs more completions per prompt than it would get.
         """
         size = self.group_size(completions_per_prompt)
-        if size < self.advantage.min_group:
-            whose = "the arm sets" if self.sampling.group_size else "the spec gives"
-            raise InputError(
-                f"arm {self.name!r}: {type(self.advantage).__name__} needs at least "
-                f"{self.advantage.min_group} completions per prompt, {whose} {size}; "
-                f"raise sampling.completions_per_prompt"
-            )
+        for part in (self.advantage, self.scale):
+            if part is not None and size < part.min_group:
+                whose = "the arm sets" if self.sampling.group_size else "the spec gives"
+                raise InputError(
+                    f"arm {self.name!r}: {type(part).__name__} needs at least "
+                    f"{part.min_group} completions per prompt, {whose} {size}; "
+                    f"raise sampling.completions_per_prompt"
+                )
 
     @torch.no_grad()
     def credit(self, x: Experience, *, kl_coef: float, max_new_tokens: int, warmup: bool) -> Batch:
@@ -127,11 +133,12 @@ class Arm:
         assert old is not None
         rewards = at_last_token(score, x.mask) - kl_coef * self.kl.in_reward(old, ref)
         rewards = zero_padding(rewards, x.mask)
-        advantages, returns = self.advantage(rewards, x.mask, x.group, values)
+        x = dataclasses.replace(x, values=values)
+        advantages, returns = self.advantage.assign(rewards, x)
         if warmup and self.critic is not None:
             returns = self.advantage.monte_carlo(rewards, x.mask)
-        if self.whiten is not None:
-            advantages = self.whiten(advantages, x.mask)
+        if self.scale is not None:
+            advantages = self.scale(advantages, rewards, x.mask, x.group)
         advantages = zero_padding(advantages, x.mask)
         returns = None if returns is None else zero_padding(returns, x.mask)
         keep = torch.ones_like(x.finished) if self.exclude is None else self.exclude.keep(x)
@@ -145,13 +152,23 @@ class Arm:
             weights[x.keep] = self.aggregate(x.mask[x.keep], max_new_tokens)
         else:
             weights = self.aggregate(x.mask, max_new_tokens) * kept
-        value_weights = TokenMean()(x.mask, max_new_tokens)
-        return x.extend(Minibatch, weights=weights, value_weights=value_weights)
+        return x.extend(
+            Minibatch,
+            weights=weights,
+            value_weights=TokenMean()(x.mask, max_new_tokens),
+            imitation_weights=self.imitate.weights(x) if self.imitate else None,
+        )
 
     def policy_loss(
-        self, x: Minibatch, logprobs: Float[Tensor, "B T"], kl_coef: float
+        self,
+        x: Minibatch,
+        logprobs: Float[Tensor, "B T"],
+        kl_coef: float,
+        top_logprobs: Float[Tensor, "B T K"] | None = None,
     ) -> tuple[Float[Tensor, ""], Stats]:
         """The policy's loss on a minibatch, or on a micro-batch of it, and its diagnostics.
+
+        ``top_logprobs`` are those of ``x.top_ids`` now, for a clip that compares distributions.
 
         Loss and diagnostics are weighted sums, so those of micro-batches add up. Tokens outside
         the loss (padding, excluded completions) are zeroed first: their weight of 0 would not
@@ -160,17 +177,23 @@ class Arm:
         weights = x.weights.to(logprobs.dtype)
         live = x.mask & x.keep[:, None]
         moved = zero_padding(logprobs.detach() - x.old_logprobs, x.mask)
-        logprobs, old = zero_padding(logprobs, live), zero_padding(x.old_logprobs, live)
+        anchored = x.old_logprobs if self.ratio.anchor == "old" else x.behaviour_logprobs
+        logprobs, anchor = zero_padding(logprobs, live), zero_padding(anchored, live)
         ref = None if x.ref_logprobs is None else zero_padding(x.ref_logprobs, live)
         advantages = zero_padding(x.advantages, live)
-        ratio = self.ratio(logprobs, old, x.mask)
-        objective, clipped = self.clip(ratio, advantages, logprobs)
+        ratio = self.ratio(logprobs, anchor, x.mask)
+        tokens = _tokens(x, live, logprobs, anchor, top_logprobs)
+        objective, clipped = self.clip(ratio, advantages, tokens)
         surrogate = -(weights * objective).sum()
         loss, stats = surrogate, {"loss/surrogate": surrogate.detach()}
         kl = self.kl.in_loss(logprobs, ref)
         if kl is not None:
             penalty = kl_coef * (weights * kl).sum()
             loss, stats["loss/kl"] = loss + penalty, penalty.detach()
+        if self.imitate is not None:
+            assert x.imitation_weights is not None
+            nll = -self.imitate.coef * (x.imitation_weights.to(logprobs) * logprobs).sum()
+            loss, stats["loss/imitation"] = loss + nll, nll.detach()
         # Token sums: the learner divides by the minibatch's tokens once all are in.
         clipped = clipped & live
         stats["sum/clip_fraction_high"] = (clipped & (advantages > 0)).sum()
@@ -194,6 +217,25 @@ class Arm:
         """This arm with some parts exchanged, under a new name."""
         source = source or f"{self.name} with {', '.join(changes)} changed"
         return dataclasses.replace(self, name=name, source=source, **changes)
+
+
+def _tokens(
+    x: Minibatch,
+    live: Bool[Tensor, "B T"],
+    logprobs: Float[Tensor, "B T"],
+    anchor: Float[Tensor, "B T"],
+    top: Float[Tensor, "B T K"] | None,
+) -> Tokens:
+    if top is None or x.top_ids is None or x.top_logprobs is None:
+        return Tokens(mask=live, logprobs=logprobs, anchor_logprobs=anchor)
+    return Tokens(
+        mask=live,
+        logprobs=logprobs,
+        anchor_logprobs=anchor,
+        top_logprobs=top.masked_fill(~live[:, :, None], 0.0),
+        anchor_top_logprobs=x.top_logprobs.masked_fill(~live[:, :, None], 0.0),
+        sampled_in_top=(x.top_ids == x.completion_ids[:, :, None]).any(2),
+    )
 
 
 def at_last_token(score: Float[Tensor, "B"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:

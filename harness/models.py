@@ -215,7 +215,7 @@ def trim(x: R) -> R:
     fields = {
         name: value[:, :length]
         for name, value in vars(x).items()
-        if isinstance(value, Tensor) and value.shape == x.mask.shape
+        if isinstance(value, Tensor) and value.shape[:2] == x.mask.shape
     }
     fields |= {
         "prompt_ids": x.prompt_ids[:, first:],

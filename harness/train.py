@@ -222,14 +222,17 @@ def join(rollouts: list[Rollout]) -> Rollout:
         return rollouts[0]
     S = max(r.prompt_ids.shape[1] for r in rollouts)
     T = max(r.mask.shape[1] for r in rollouts)
-    columns: dict[str, list[Tensor]] = {name: [] for name in vars(rollouts[0])}
+    columns: dict[str, list[Tensor]] = {}
     for r in rollouts:
         for name, value in vars(r).items():
+            if value is None:
+                continue
             if name in ("prompt_ids", "prompt_mask"):
                 value = torch.nn.functional.pad(value, (S - value.shape[1], 0))
-            elif value.dim() == 2:
-                value = torch.nn.functional.pad(value, (0, T - value.shape[1]))
-            columns[name].append(value)
+            elif value.dim() >= 2:
+                tail = (0, 0) * (value.dim() - 2)
+                value = torch.nn.functional.pad(value, (*tail, 0, T - value.shape[1]))
+            columns.setdefault(name, []).append(value)
     return Rollout(**{name: torch.cat(values) for name, values in columns.items()})
 
 

@@ -61,7 +61,7 @@ class Rows:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rollout(Rows):
     """What the sampler drew and how the task judged it."""
 
@@ -75,9 +75,16 @@ class Rollout(Rows):
     correct: Bool[Tensor, "B"]  # the verdict itself
     finished: Bool[Tensor, "B"]  # stopped by itself, rather than cut at the length limit
     behaviour_logprobs: Float[Tensor, "B T"]  # under the engine that sampled
+    # Only where a part of the arm asks for them:
+    step_ends: Bool[Tensor, "B T"] | None = None  # last token of each worked step
+    step_scores: Float[Tensor, "B T"] | None = None  # the step's score, on its last token
+    top_ids: Int[Tensor, "B T K"] | None = None  # the engine's K likeliest tokens
+    top_logprobs: Float[Tensor, "B T K"] | None = None  # and their log-probs under it
+    mixed_ids: Int[Tensor, "B T K"] | None = None  # tokens whose embeddings were fed, mixed
+    mixed_weights: Float[Tensor, "B T K"] | None = None  # in these shares; 0 where none was
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Experience(Rollout):
     """A rollout as the models see it, before the first update."""
 
@@ -86,7 +93,7 @@ class Experience(Rollout):
     values: Float[Tensor, "B T"] | None  # None when the arm has no critic
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Batch(Experience):
     """An experience with its credit assigned."""
 
@@ -96,12 +103,25 @@ class Batch(Experience):
     keep: Bool[Tensor, "B"]  # False where the arm leaves a completion out of the loss
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Minibatch(Batch):
     """The rows of one optimizer step, with each token's share of the loss."""
 
     weights: Float[Tensor, "B T"]
     value_weights: Float[Tensor, "B T"]
+    imitation_weights: Float[Tensor, "B T"] | None = None  # each token's share of the NLL term
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """What a clip rule may look at beside ratio and advantage. Padding is 0."""
+
+    mask: Bool[Tensor, "B T"]
+    logprobs: Float[Tensor, "B T"]  # under the policy now, with gradient
+    anchor_logprobs: Float[Tensor, "B T"]  # under the ratio's denominator
+    top_logprobs: Float[Tensor, "B T K"] | None = None  # of the K tokens, now
+    anchor_top_logprobs: Float[Tensor, "B T K"] | None = None  # and under the engine
+    sampled_in_top: Bool[Tensor, "B T"] | None = None  # whether the sampled token is one of the K
 
 
 def zero_padding(x: Float[Tensor, "B T"], real: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
@@ -131,3 +151,10 @@ def group_range(x: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor,
     high = empty.scatter_reduce(0, index, x, "amax", include_self=False)
     low = empty.scatter_reduce(0, index, x, "amin", include_self=False)
     return (high - low)[index]
+
+
+def completion_return(
+    rewards: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+) -> Float[Tensor, "B"]:
+    """The sum of a completion's rewards."""
+    return zero_padding(rewards, mask).sum(1)

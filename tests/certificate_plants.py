@@ -362,8 +362,8 @@ PLANTS: dict[str, tuple[Plant, str, str, str]] = {
         run(GRPO0, lambda r: r["parts"]["clip"].update(hidden=1)),
         "arms", GRPO0, "parts.clip.hidden"),
     "another declared arm": (
-        run(GRPO0, put("declared_parts/advantage/ddof", 1)),
-        "arms", GRPO0, "declared_parts.advantage.ddof"),
+        run(GRPO0, put("declared_parts/scale/ddof", 1)),
+        "arms", GRPO0, "declared_parts.scale.ddof"),
     "another learning rate in effect": (
         steps(GRPO0, every_step("effective/learning_rate", lambda x: 1.01 * x)),
         "effective", GRPO0, "effective.learning_rate"),

@@ -79,7 +79,7 @@ def test_end_to_end(golden, name, arm: Arm, key, aggregate):
     v = golden(name)
     x, expected, tolerance = v["inputs"], v["expected"], v["tolerance"]
     assert arm.aggregate == (SequenceMean() if arm is GRPO else TokenMean())
-    arm = turn(arm.but("exact", aggregate=aggregate), "advantage.eps", 0.0)
+    arm = turn(arm.but("exact", aggregate=aggregate), "scale.eps", 0.0)
     data = experience(x["old_logp"], x["rewards"], ref=x["ref_logp"])
     coef = arm.kl.initial_coef
     assert coef == x["beta"]
@@ -107,7 +107,7 @@ def test_ppo_by_hand():
     Rewards -.02, 1 + .04; at lambda 1 the returns are 1.02, 1.04 and the advantages .52, .79.
     Whitened over two tokens with ddof 1: -+ 1/sqrt 2.
     """
-    arm = turn(PPO, "whiten.eps", 0.0)
+    arm = turn(PPO, "scale.eps", 0.0)
     x = experience([[-1.0, -2.0]], [1.0], ref=[[-1.2, -1.6]], values=[[0.5, 0.25]])
     batch = arm.credit(x, kl_coef=0.1, max_new_tokens=2, warmup=False)
     assert batch.rewards[0].tolist() == pytest.approx([-0.02, 1.04])
@@ -128,7 +128,7 @@ def test_ppo_by_hand():
 
 
 def test_the_critic_warms_up_on_what_was_returned():
-    arm = PPO.but("low", advantage=GAE(gae_lambda=0.5), whiten=None)
+    arm = PPO.but("low", advantage=GAE(gae_lambda=0.5), scale=None)
     x = experience([[-1.0, -1.0]], [1.0], ref=[[-1.0, -1.0]], values=[[0.2, 0.6]])
     credit = {"kl_coef": 0.0, "max_new_tokens": 2}
     cold = arm.credit(x, warmup=True, **credit)
@@ -143,7 +143,7 @@ def test_the_critic_warms_up_on_what_was_returned():
 
 def test_shaping_comes_before_credit_and_in_order():
     shaping = (UnfinishedPenalty(value=-1.0, replace=True), UnfinishedPenalty(-0.5, replace=False))
-    arm = GRPO.but("cut", advantage=GroupBaseline(), kl=NoKL(), shaping=shaping)
+    arm = GRPO.but("cut", scale=None, kl=NoKL(), shaping=shaping)
     x = experience([[-1.0], [-1.0, -1.0]], [1.0, 1.0], finished=[True, False])
     batch = arm.credit(x, kl_coef=0.0, max_new_tokens=2, warmup=False)
     assert batch.rewards.tolist() == [[1.0, 0.0], [0.0, -1.5]]
@@ -151,7 +151,7 @@ def test_shaping_comes_before_credit_and_in_order():
 
 
 def test_an_excluded_completion_counts_in_the_mean_and_not_in_the_loss():
-    arm = GRPO.but("cut", advantage=GroupBaseline(), kl=NoKL(), exclude=Unfinished())
+    arm = GRPO.but("cut", scale=None, kl=NoKL(), exclude=Unfinished())
     x = experience([[-1.0], [-1.0]], [1.0, 0.0], finished=[True, False])
     batch = arm.credit(x, kl_coef=0.0, max_new_tokens=2, warmup=False)
     assert batch.advantages.tolist() == [[0.5], [-0.5]]
@@ -180,12 +180,12 @@ def test_one_exchanged_field_is_one_difference():
 def test_ppo_and_grpo_differ_in_exactly_four_parts():
     """The comparison itself. Sampling is equal here: completions per prompt are a control."""
     found = difference(parts(PPO), parts(GRPO))
-    assert found.keys() == {"kl", "advantage", "whiten", "aggregate"}
+    assert found.keys() == {"kl", "advantage", "scale", "aggregate"}
     names = {key: tuple(side and side["part"] for side in pair) for key, pair in found.items()}
     assert names == {
         "kl": ("KLInReward", "KLInLoss"),
-        "advantage": ("GAE", "GroupZScore"),
-        "whiten": ("Whiten", None),
+        "advantage": ("GAE", "GroupBaseline"),
+        "scale": ("Whiten", "GroupStd"),
         "aggregate": ("TokenMean", "SequenceMean"),
     }
 
@@ -213,7 +213,7 @@ def test_an_overridden_arm_is_a_difference():
 
 
 def test_a_group_too_small_for_its_baseline_is_refused():
-    with pytest.raises(InputError, match=r"'grpo': GroupZScore needs at least 2 .* gives 1"):
+    with pytest.raises(InputError, match=r"'grpo': GroupBaseline needs at least 2 .* gives 1"):
         GRPO.check(1)
     GRPO.check(2)
     PPO.check(1)

@@ -17,6 +17,7 @@ from harness.identity import difference
 from harness.parts.advantage import GAE, GroupBaseline
 from harness.parts.sampling import DynamicSampling
 from harness.types import Rollout
+from tests.rules import tokens
 
 ROOT = Path(__file__).parent.parent
 OPO_FILE = ROOT / "examples/opo.py"
@@ -65,7 +66,7 @@ def test_grpo_is_deepseekmaths_and_no_librarys():
         "kl_coef": 0.04,
         "estimator": "k3",
     }
-    assert tree["advantage"]["ddof"] == 0
+    assert tree["scale"]["ddof"] == 0
     assert tree["aggregate"]["part"] == "SequenceMean"
     assert tree["clip"]["dual_clip"] is None
 
@@ -116,7 +117,7 @@ def test_the_plugin_example_is_found_by_its_file():
     found = find_arms(["grpo", "opo"], [OPO_FILE])["opo"]
     assert found.origin == f"plugin {OPO_FILE}"
     changed = difference(parts(GRPO), parts(found.arm)).keys()
-    assert changed == {"advantage", "kl", "aggregate", "clip.clip_low", "clip.clip_high"}
+    assert changed == {"advantage", "scale", "kl", "aggregate", "clip"}
     assert len(OPO_FILE.read_text().splitlines()) < 40
 
 
@@ -141,7 +142,9 @@ def test_the_plugin_example_never_clips():
     opo = find_arms(["opo"], [OPO_FILE])["opo"].arm
     ratio = torch.tensor([[0.01, 1.0, 50.0]], dtype=torch.float64)
     for sign in (1.0, -1.0):
-        objective, clipped = opo.clip(ratio, torch.full_like(ratio, sign), ratio.log())
+        objective, clipped = opo.clip(
+            ratio, torch.full_like(ratio, sign), tokens(ratio.log(), torch.zeros_like(ratio))
+        )
         assert objective.tolist() == (sign * ratio).tolist()
         assert not clipped.any()
 

@@ -98,7 +98,7 @@ def test_declared_differences_are_those_of_the_arms(sound: Path):
     for name, found in declared.items():
         expected = difference(parts(ARMS["grpo"]), parts(ARMS[name]))
         assert canonical(found) == canonical(expected)
-    assert set(declared["ppo"]) == {"advantage", "aggregate", "kl", "whiten"}
+    assert set(declared["ppo"]) == {"advantage", "aggregate", "kl", "scale"}
 
 
 def test_the_certificate_is_deterministic_json(results: Path):

@@ -15,21 +15,23 @@ from harness.arms import ARMS
 from harness.arms.grpo import GRPO
 from harness.arms.ppo import PPO
 from harness.knobs import turn
-from harness.parts.advantage import GAE, GroupBaseline, GroupZScore
+from harness.parts.advantage import GAE
 from harness.parts.aggregate import FixedLength, SequenceMean, TokenMean
 from harness.parts.clip import PPOClip
 from harness.parts.exclude import Unfinished, ZeroVariance
 from harness.parts.kl import KLInLoss, KLInReward, NoKL, estimate_kl
 from harness.parts.sampling import DynamicSampling
+from harness.parts.scale import GroupStd
 from harness.types import Batch, Experience, Minibatch, group_mean, group_range, zero_padding
+from tests.rules import z_score
 
 settings.register_profile("harness", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("harness")
 
 # Every shipped arm, and the parts that none of them uses.
 MORE = (
-    GRPO.but("fixed", advantage=GroupBaseline(), aggregate=FixedLength(), kl=NoKL()),
-    GRPO.but("sample_std", advantage=GroupZScore(eps=1e-4, ddof=1), kl=KLInLoss(estimator="k2")),
+    GRPO.but("fixed", scale=None, aggregate=FixedLength(), kl=NoKL()),
+    GRPO.but("sample_std", scale=GroupStd(eps=1e-4, ddof=1), kl=KLInLoss(estimator="k2")),
     GRPO.but("dual", clip=PPOClip(0.1, 0.1, dual_clip=1.5), kl=KLInReward(estimator="k3")),
     GRPO.but("no_flat_groups", exclude=ZeroVariance(denominator="kept")),
     ARMS["dapo"].but("dapo_kept", exclude=Unfinished(denominator="kept")),
@@ -318,10 +320,10 @@ def test_ppo_whose_critic_is_the_group_mean_is_a_group_baseline(seed: int, promp
     d = draw(seed, prompts, size, continuous=True)
     mean = group_mean(d.x.score, d.x.group)[:, None].expand_as(d.x.mask)
     x = dataclasses.replace(d.x, values=mean)
-    arm = turn(PPO.but("oracle", kl=NoKL(), whiten=None), "advantage.gae_lambda", 1.0)
+    arm = turn(PPO.but("oracle", kl=NoKL(), scale=None), "advantage.gae_lambda", 1.0)
     credit = {"kl_coef": 0.0, "max_new_tokens": LIMIT, "warmup": False}
     with_critic = arm.credit(x, **credit).advantages
-    without = GRPO.but("group", kl=NoKL(), advantage=GroupBaseline()).credit(x, **credit)
+    without = GRPO.but("group", kl=NoKL(), scale=None).credit(x, **credit)
     same(with_critic, without.advantages, 1e-9)
 
 
@@ -329,12 +331,12 @@ def test_ppo_whose_critic_is_the_group_mean_is_a_group_baseline(seed: int, promp
 def test_group_advantages_are_centred_and_bounded(seed: int, prompts: int, size: int):
     x = draw(seed, prompts, size, continuous=True).x
     one = torch.ones(len(x), 1, dtype=torch.bool)
-    advantages, _ = GroupZScore(eps=0.0)(x.score[:, None], one, x.group, None)
+    advantages, _ = z_score(eps=0.0)(x.score[:, None], one, x.group, None)
     z = advantages[:, 0]
     same(group_mean(z, x.group), torch.zeros_like(z))
     same(group_mean(z.square(), x.group), torch.ones_like(z), 1e-9)
     assert z.abs().max() <= (size - 1) ** 0.5 + 1e-9
-    sample, _ = GroupZScore(eps=0.0, ddof=1)(x.score[:, None], one, x.group, None)
+    sample, _ = z_score(eps=0.0, ddof=1)(x.score[:, None], one, x.group, None)
     same(sample[:, 0], z * ((size - 1) / size) ** 0.5, 1e-9)
 
 

@@ -1,20 +1,21 @@
 """Group relative policy optimization (DeepSeekMath, arXiv:2402.03300)."""
 
 from harness.arm import Arm
-from harness.parts.advantage import GroupZScore
+from harness.parts.advantage import GroupBaseline
 from harness.parts.aggregate import SequenceMean
 from harness.parts.clip import PPOClip
 from harness.parts.kl import KLInLoss
 from harness.parts.ratio import TokenRatio
 from harness.parts.sampling import FixedGroups
+from harness.parts.scale import GroupStd
 
 GRPO = Arm(
     name="grpo",
     source="DeepSeekMath arXiv:2402.03300 sec. 4.1, eq. 3-4",
     sampling=FixedGroups(),
     kl=KLInLoss(kl_coef=0.04, estimator="k3"),
-    advantage=GroupZScore(eps=1e-6, ddof=0),
-    whiten=None,
+    advantage=GroupBaseline(),
+    scale=GroupStd(eps=1e-6, ddof=0),
     ratio=TokenRatio(),
     clip=PPOClip(clip_low=0.2, clip_high=0.2),
     aggregate=SequenceMean(),

@@ -8,7 +8,7 @@ from harness.parts.critic import Critic
 from harness.parts.kl import KLInReward
 from harness.parts.ratio import TokenRatio
 from harness.parts.sampling import FixedGroups
-from harness.parts.whiten import Whiten
+from harness.parts.scale import Whiten
 
 PPO = Arm(
     name="ppo",
@@ -16,7 +16,7 @@ PPO = Arm(
     sampling=FixedGroups(),
     kl=KLInReward(kl_coef=0.05, estimator="k1"),
     advantage=GAE(gamma=1.0, gae_lambda=1.0, critic=Critic(learning_rate=1e-3, value_clip=0.2)),
-    whiten=Whiten(),
+    scale=Whiten(),
     ratio=TokenRatio(),
     clip=PPOClip(clip_low=0.2, clip_high=0.2),
     aggregate=TokenMean(),

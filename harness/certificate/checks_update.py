@@ -215,6 +215,7 @@ def _measured(cell: Cell, key: str, step: Step, parts: Mapping[str, Any]) -> Ite
         needed += ["surrogate", "policy_loss", "clip_fraction_high", "clip_fraction_low"]
         needed += ["approx_kl", "grad_norm", "first_ratio_error"]
         needed += ["kl"] if part(parts, "kl").get("part") == "KLInLoss" else []
+        needed += ["imitation"] if parts.get("imitate") else []
     if part(parts, "kl").get("part") != "NoKL":
         needed.append("kl_to_reference")
     if part(part(parts, "advantage"), "critic"):
@@ -253,10 +254,15 @@ def _loss(
         )  # fmt: skip
     if "arm" in parts or step.surrogate is None or step.policy_loss is None:
         return  # a subclass of Arm may define a loss of its own, and is declared as one
-    terms = step.surrogate + (step.kl or 0.0)
-    size = max(abs(step.surrogate), abs(step.kl or 0.0))
+    if not parts.get("imitate") and step.imitation:
+        yield violation(
+            "effective", cell.id, f"{key}: loss/imitation", 0, step.imitation,
+            "the loss has a likelihood term, and the arm declares none",
+        )  # fmt: skip
+    terms = step.surrogate + (step.kl or 0.0) + (step.imitation or 0.0)
+    size = max(abs(step.surrogate), abs(step.kl or 0.0), abs(step.imitation or 0.0))
     if not close(terms, step.policy_loss, 0, LOSS_TOLERANCE * max(size, 1.0)):
         yield violation(
             "effective", cell.id, f"{key}: loss/policy", terms, step.policy_loss,
-            "the loss holds a term beside surrogate and KL",
+            "the loss holds a term beside surrogate, KL and imitation",
         )  # fmt: skip

@@ -129,6 +129,7 @@ class Step(Open):
     engine_gap: Amount | None = None
     surrogate: Number | None = Field(None, alias="loss/surrogate")
     kl: Number | None = Field(None, alias="loss/kl")
+    imitation: Number | None = Field(None, alias="loss/imitation")
     policy_loss: Number | None = Field(None, alias="loss/policy")
     value_loss: Number | None = Field(None, alias="loss/value")
     clip_fraction_high: Share | None = None

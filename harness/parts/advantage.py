@@ -1,4 +1,7 @@
-"""Rewards to advantages; an advantage that needs a critic brings it."""
+"""Rewards to advantages: the mean level of a baseline. What they are divided by is ``scale``'s.
+
+An advantage that needs a critic brings it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,14 @@ from torch import Tensor
 
 from harness.knobs import knob
 from harness.parts.critic import Critic
-from harness.types import group_mean, group_range, group_sum, zero_padding
+from harness.types import (
+    Experience,
+    completion_return,
+    group_mean,
+    group_range,
+    group_sum,
+    zero_padding,
+)
 
 
 @dataclass(frozen=True)
@@ -20,7 +30,14 @@ class Advantage(ABC):
     """A rule from per-token rewards to per-token advantages."""
 
     min_group: ClassVar[int] = 1  # completions per prompt it needs; the experiment checks
+    needs_steps: ClassVar[bool] = False  # whether it reads step_ends and step_scores
     critic: ClassVar[Critic | None] = None
+
+    def assign(
+        self, rewards: Float[Tensor, "B T"], x: Experience
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
+        """As ``__call__``, for a rule that looks at more of the experience than that."""
+        return self(rewards, x.mask, x.group, x.values)
 
     @abstractmethod
     def __call__(
@@ -83,16 +100,9 @@ class GAE(Advantage):
         return returns
 
 
-def completion_return(
-    rewards: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
-) -> Float[Tensor, "B"]:
-    """The sum of a completion's rewards."""
-    return zero_padding(rewards, mask).sum(1)
-
-
 @dataclass(frozen=True)
 class GroupBaseline(Advantage):
-    """Return minus the group's mean (Dr. GRPO, arXiv:2503.20783)."""
+    """Return minus the group's mean (GRPO, arXiv:2402.03300; alone, Dr. GRPO, arXiv:2503.20783)."""
 
     version: ClassVar[int] = 1
     min_group: ClassVar[int] = 2
@@ -104,25 +114,18 @@ class GroupBaseline(Advantage):
         group: Int[Tensor, "B"],
         values: Float[Tensor, "B T"] | None,
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
-        total = completion_return(rewards, mask)
-        centred = total - group_mean(total, group)
-        centred = torch.where(group_range(total, group) == 0, torch.zeros_like(total), centred)
-        return centred[:, None] * mask, None
+        return _centred(rewards, mask, group)[:, None] * mask, None
 
 
 @dataclass(frozen=True)
-class GroupZScore(Advantage):
-    """Return minus the group's mean, over the group's standard deviation (DeepSeekMath 4.1.2).
+class LeaveOneOut(Advantage):
+    """Return minus the mean of the group's other completions (RLOO, arXiv:2402.14740).
 
-    The paper states neither ``ddof`` nor ``eps``; ddof 0 agrees with its worked form, and 1 would
-    shrink advantages by sqrt((G-1)/G), a learning rate that depends on the group's size. A group
-    without variance has advantage exactly 0.
+    G / (G - 1) times ``GroupBaseline``.
     """
 
     version: ClassVar[int] = 1
     min_group: ClassVar[int] = 2
-    eps: float = 1e-6
-    ddof: int = 0
 
     def __call__(
         self,
@@ -131,10 +134,54 @@ class GroupZScore(Advantage):
         group: Int[Tensor, "B"],
         values: Float[Tensor, "B T"] | None,
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
-        total = completion_return(rewards, mask)
-        centred = total - group_mean(total, group)
-        size = group_sum(torch.ones_like(total), group)
-        std = (group_sum(centred.square(), group) / (size - self.ddof)).sqrt()
-        flat = group_range(total, group) == 0
-        scaled = torch.where(flat, torch.zeros_like(total), centred / (std + self.eps))
-        return scaled[:, None] * mask, None
+        centred = _centred(rewards, mask, group)
+        size = group_sum(torch.ones_like(centred), group)
+        return (centred * size / (size - 1))[:, None] * mask, None
+
+
+@dataclass(frozen=True)
+class BatchBaseline(Advantage):
+    """Return minus the mean return of the whole batch."""
+
+    version: ClassVar[int] = 1
+
+    def __call__(
+        self,
+        rewards: Float[Tensor, "B T"],
+        mask: Bool[Tensor, "B T"],
+        group: Int[Tensor, "B"],
+        values: Float[Tensor, "B T"] | None,
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
+        return _centred(rewards, mask, torch.zeros_like(group))[:, None] * mask, None
+
+
+@dataclass(frozen=True)
+class ReturnToGo(Advantage):
+    """The rewards from each token on, discounted, with no baseline (REINFORCE++, 2501.03262)."""
+
+    version: ClassVar[int] = 1
+    gamma: float = 1.0
+
+    def __call__(
+        self,
+        rewards: Float[Tensor, "B T"],
+        mask: Bool[Tensor, "B T"],
+        group: Int[Tensor, "B"],
+        values: Float[Tensor, "B T"] | None,
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
+        rewards = zero_padding(rewards, mask)
+        advantages = torch.zeros_like(rewards)
+        later = torch.zeros_like(rewards[:, 0])
+        for t in reversed(range(rewards.shape[1])):
+            later = rewards[:, t] + self.gamma * later
+            advantages[:, t] = later
+        return advantages * mask, None
+
+
+def _centred(
+    rewards: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], group: Int[Tensor, "B"]
+) -> Float[Tensor, "B"]:
+    """Returns less their group's mean; exactly 0 where a group agrees."""
+    total = completion_return(rewards, mask)
+    centred = total - group_mean(total, group)
+    return torch.where(group_range(total, group) == 0, torch.zeros_like(total), centred)

@@ -10,17 +10,24 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from harness.types import Tokens
+
 
 @dataclass(frozen=True)
 class Clip(ABC):
     """A rule from ratio and advantage to the objective, to be maximised."""
+
+    @property
+    def top_k(self) -> int | None:
+        """How many of the engine's likeliest tokens it compares the policies on; None for none."""
+        return None
 
     @abstractmethod
     def __call__(
         self,
         ratio: Float[Tensor, "B T"],
         advantages: Float[Tensor, "B T"],
-        logprobs: Float[Tensor, "B T"],
+        x: Tokens,
     ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
         """The objective, and where its gradient is cut."""
 
@@ -29,23 +36,23 @@ class Clip(ABC):
 class PPOClip(Clip):
     """min(u A, clip(u, 1 - clip_low, 1 + clip_high) A) (PPO, arXiv:1707.06347 eq. 7).
 
-    ``dual_clip`` c bounds the objective of negative advantages at c A (arXiv:1912.09729); verl
-    applies c = 3 unsaid. None leaves it out.
+    None leaves a side open. ``dual_clip`` c bounds the objective of negative advantages at c A
+    (arXiv:1912.09729); verl applies c = 3 unsaid. None leaves it out.
     """
 
     version: ClassVar[int] = 1
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_low: float | None = 0.2
+    clip_high: float | None = 0.2
     dual_clip: float | None = None
 
     def __call__(
         self,
         ratio: Float[Tensor, "B T"],
         advantages: Float[Tensor, "B T"],
-        logprobs: Float[Tensor, "B T"],
+        x: Tokens,
     ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
         plain = ratio * advantages
-        near = ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages
+        near = bounded(ratio, self.clip_low, self.clip_high) * advantages
         objective = torch.minimum(plain, near)
         clipped = near < plain
         if self.dual_clip is not None:
@@ -54,3 +61,29 @@ class PPOClip(Clip):
             objective = torch.where(low, floor, objective)
             clipped = clipped | low
         return objective, clipped
+
+
+@dataclass(frozen=True)
+class NoClip(Clip):
+    """ratio x A: nothing is cut."""
+
+    version: ClassVar[int] = 1
+
+    def __call__(
+        self,
+        ratio: Float[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        x: Tokens,
+    ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
+        return ratio * advantages, torch.zeros_like(ratio, dtype=torch.bool)
+
+
+def bounded(
+    ratio: Float[Tensor, "B T"], clip_low: float | None, clip_high: float | None
+) -> Float[Tensor, "B T"]:
+    """The ratio within 1 - clip_low and 1 + clip_high, where they are given."""
+    if clip_low is None and clip_high is None:
+        return ratio
+    return ratio.clamp(
+        None if clip_low is None else 1 - clip_low, None if clip_high is None else 1 + clip_high
+    )

@@ -3,6 +3,7 @@
 Estimators of KL(pi || ref) from samples of pi (Schulman 2020), with r = ref / pi:
 k1 = -log r, k2 = (log r)^2 / 2, k3 = r - 1 - log r. As a *loss*, k1 has zero expected gradient,
 k2 that of KL(pi || ref) and k3 that of KL(ref || pi); in the *reward*, k1 gives KL(pi || ref).
+k3_k2 has k3's value with k2's gradient (verl's "k3+").
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from harness.errors import InputError
 from harness.knobs import knob
 
-Estimator = Literal["k1", "k2", "k3"]
+Estimator = Literal["k1", "k2", "k3", "k3_k2"]
 
 
 def estimate_kl(
@@ -32,7 +33,10 @@ def estimate_kl(
     if estimator == "k3":
         # exp(-delta) - 1 loses every digit of a small KL in float32, and can turn negative.
         return torch.expm1(-delta) + delta
-    raise InputError(f"KL estimator {estimator!r} is none of k1, k2, k3")
+    if estimator == "k3_k2":
+        k2, k3 = delta.square() / 2, torch.expm1(-delta) + delta
+        return k2 + (k3 - k2).detach()
+    raise InputError(f"KL estimator {estimator!r} is none of k1, k2, k3, k3_k2")
 
 
 @dataclass(frozen=True)

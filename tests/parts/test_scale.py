@@ -1,11 +1,15 @@
-"""Batch scaling of advantages."""
+"""What advantages are divided by."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from harness.parts.whiten import Whiten
+from harness.parts.scale import Whiten
+
+
+def whitened(part: Whiten, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return part(values, torch.zeros_like(values), mask, torch.zeros(len(values), dtype=torch.long))
 
 
 @pytest.mark.parametrize("ddof", [0, 1])
@@ -13,7 +17,7 @@ def test_masked_whiten(golden, ddof):
     v = golden("masked_whiten")
     values = torch.tensor([v["inputs"]["values"]], dtype=torch.float64)
     mask = torch.tensor([v["inputs"]["mask"]], dtype=torch.bool)
-    got = Whiten(eps=v["inputs"]["eps"], ddof=ddof)(values, mask)
+    got = whitened(Whiten(eps=v["inputs"]["eps"], ddof=ddof), values, mask)
     assert got[mask].tolist() == pytest.approx(v["expected"][f"ddof{ddof}"], abs=v["tolerance"])
     assert got[~mask].tolist() == [0.0]
 
@@ -22,12 +26,14 @@ def test_the_mean_that_whitening_takes_off_is_a_second_baseline(golden):
     v = golden("masked_whiten")
     values = torch.tensor([v["inputs"]["values"]], dtype=torch.float64)
     mask = torch.tensor([v["inputs"]["mask"]], dtype=torch.bool)
-    kept = Whiten(eps=v["inputs"]["eps"], ddof=1)(values, mask)[mask] + values[mask].mean()
+    kept = (
+        whitened(Whiten(eps=v["inputs"]["eps"], ddof=1), values, mask)[mask] + values[mask].mean()
+    )
     assert kept.tolist() == pytest.approx(v["expected"]["ddof1_keep_mean"], abs=v["tolerance"])
 
 
 def test_padding_is_not_read():
     values = torch.tensor([[1.0, float("nan")], [3.0, 1e30]])
     mask = torch.tensor([[True, False], [True, False]])
-    got = Whiten(ddof=0, eps=0.0)(values, mask)
+    got = whitened(Whiten(ddof=0, eps=0.0), values, mask)
     assert got.tolist() == [[-1.0, 0.0], [1.0, 0.0]]
