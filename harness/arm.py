@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from harness.combinations import refusals
 from harness.errors import InputError
 from harness.identity import tree
 from harness.parts.advantage import Advantage
@@ -59,7 +60,7 @@ class Arm:
         imitate: a likelihood term on good completions beside the surrogate; None for none.
 
     Raises:
-        InputError: a part of the wrong kind.
+        InputError: a part of the wrong kind, or parts that do not go together.
     """
 
     name: str
@@ -90,6 +91,11 @@ class Arm:
             raise InputError(
                 f"arm {self.name!r}: shaping is {self.shaping!r}; give a tuple of Shaping"
             )
+        for line in refusals(
+            sampling=self.sampling, kl=self.kl, scale=self.scale, ratio=self.ratio,
+            clip=self.clip, aggregate=self.aggregate,
+        ):  # fmt: skip
+            raise InputError(f"arm {self.name!r}: {line}")
 
     @property
     def critic(self) -> Critic | None:

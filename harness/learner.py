@@ -91,8 +91,8 @@ class Learner:
 
     def _policy_backward(self, x: Minibatch, kl_coef: float, totals: dict[str, float]) -> float:
         """Add this micro-batch's gradient and statistics; the largest |ratio - 1|."""
-        logprobs = self.policy.logprobs(x)
-        loss, stats = self.arm.policy_loss(x, logprobs, kl_coef)
+        logprobs, top = self.policy.logprobs_and_top(x)
+        loss, stats = self.arm.policy_loss(x, logprobs, kl_coef, top)
         loss.backward()
         totals["loss/policy"] += loss.item()
         for name, value in stats.items():

@@ -237,17 +237,33 @@ class Policy:
 
     def logprobs(self, x: Rollout) -> Float[Tensor, "B T"]:
         """Log-probs of the sampled tokens at the sampling temperature; 0 on padding."""
+        return token_logprobs(self._logits(x), x.completion_ids, x.mask, self.temperature)
+
+    def logprobs_and_top(
+        self, x: Rollout
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T K"] | None]:
+        """Those, and of the recorded top tokens, from one forward pass; None without any."""
+        logits = self._logits(x)
+        chosen = token_logprobs(logits, x.completion_ids, x.mask, self.temperature)
+        if x.top_ids is None:
+            return chosen, None
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        with torch.no_grad():  # a divergence decides what is masked, and has no gradient
+            full = (logits.to(dtype) / self.temperature).log_softmax(2)
+        return chosen, full.gather(2, x.top_ids).masked_fill(~x.mask[:, :, None], 0.0)
+
+    def _logits(self, x: Rollout) -> Float[Tensor, "B T V"]:
+        """Logits of each completion token, given what stands before it."""
         ids = torch.cat([x.prompt_ids, x.completion_ids], 1)
         mask = torch.cat([x.prompt_mask, x.mask], 1)
         T = x.completion_ids.shape[1]
-        logits = self.model(
+        return self.model(
             input_ids=ids,
             attention_mask=mask.long(),
             position_ids=positions(mask),
             logits_to_keep=T + 1,
             use_cache=False,
         ).logits[:, :-1]
-        return token_logprobs(logits, x.completion_ids, x.mask, self.temperature)
 
 
 def token_logprobs(

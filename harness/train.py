@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -81,6 +82,11 @@ class Loop:
     def finished(self) -> bool:
         budget = self.controls.budget
         return self.ledger.spent_in(budget.unit) >= budget.limit
+
+    @property
+    def decoding(self) -> Decoding:
+        """The controls' decoding, and what this arm asks to be recorded of it."""
+        return dataclasses.replace(self.controls.decoding, record_top=self.arm.clip.top_k or 0)
 
     @property
     def share_spent(self) -> float:
@@ -177,7 +183,7 @@ def _draw(
     draw_seed = stream_seed(seed, "sampling", progress.step, round_)
     with loop.ledger.timing("sample"):
         drawn = loop.sampler.draw(
-            [problems.prompts[i] for i in indices], size, loop.controls.decoding, draw_seed
+            [problems.prompts[i] for i in indices], size, loop.decoding, draw_seed
         )
     rows = [i for i in indices for _ in range(size)]
     with loop.ledger.timing("grade"):
@@ -212,6 +218,8 @@ def _draw(
         correct=correct.to(device),
         finished=drawn.finished,
         behaviour_logprobs=drawn.logprobs,
+        top_ids=drawn.top_ids,
+        top_logprobs=drawn.top_logprobs,
     )
     return rollout, verdicts
 

@@ -50,6 +50,25 @@ def values(table: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, table[before], torch.zeros_like(table[before]))
 
 
+def recorded_top(arm: Arm, ids: Tensor, behaviour: Tensor) -> dict[str, Tensor]:
+    """The sampled token and the next in the vocabulary, for an arm that compares distributions."""
+    if arm.clip.top_k is None:
+        return {}
+    other = (1 - behaviour.exp()).clamp(min=1e-3).log() - 0.4
+    return {
+        "top_ids": torch.stack([ids, (ids + 1) % VOCABULARY], 2),
+        "top_logprobs": torch.stack([behaviour, other], 2),
+    }
+
+
+def top_logprobs(table: Tensor, x: Experience) -> Tensor | None:
+    """Log-probs of the recorded tokens under the policy now."""
+    if x.top_ids is None:
+        return None
+    before = torch.cat([torch.zeros_like(x.completion_ids[:, :1]), x.completion_ids[:, :-1]], 1)
+    return table.detach().log_softmax(1)[before].gather(2, x.top_ids)
+
+
 def fixed_experience(arm: Arm) -> Experience:
     """Two groups of four; old and reference policies a little away from the present one."""
     B = len(LENGTHS)
@@ -73,6 +92,7 @@ def fixed_experience(arm: Arm) -> Experience:
         old_logprobs=now - near,
         ref_logprobs=now - far if arm.kl.needs_reference else None,
         values=wave(B, LIMIT, speed=0.5, height=0.4) * mask if arm.critic else None,
+        **recorded_top(arm, ids, now - near),
     )
 
 
@@ -82,7 +102,9 @@ def measure(arm: Arm) -> dict[str, Any]:
     batch = arm.credit(x, kl_coef=coef, max_new_tokens=LIMIT, warmup=False)
     minibatch = arm.weigh(batch, max_new_tokens=LIMIT)
     table = policy_table().requires_grad_()
-    loss, stats = arm.policy_loss(minibatch, logprobs(table, x.completion_ids, x.mask), coef)
+    loss, stats = arm.policy_loss(
+        minibatch, logprobs(table, x.completion_ids, x.mask), coef, top_logprobs(table, x)
+    )
     (gradient,) = torch.autograd.grad(loss, table)
     found = {
         "loss": loss.item(),

@@ -38,6 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("spec",),
     ("arms",),
     ("arm",),
+    ("combinations",),
     ("parts", "tasks"),
     ("cost", "store", "knobs", "plugins", "types"),
     ("schedule", "metrics", "tokenizer", "identity", "code"),

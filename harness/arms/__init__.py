@@ -9,16 +9,56 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.arm import Arm
+from harness.arms.cispo import CISPO
+from harness.arms.cppo import CPPO, CPPO_BINARY, CPPO_FIXED
 from harness.arms.dapo import DAPO, DAPO_FILTERED
+from harness.arms.dppo import DPPO_KL, DPPO_TOPK_TV, DPPO_TV
+from harness.arms.dr_grpo import DR_GRPO
+from harness.arms.filtered import GRPO_FILTERED, LITE_PPO
 from harness.arms.grpo import GRPO, GRPO_CLIP_HIGHER
+from harness.arms.gspo import GSPO
+from harness.arms.ladder import RUNGS
 from harness.arms.ppo import PPO, PPO_UNGROUPED
+from harness.arms.presets import OPENRLHF_PPO, TRL_GRPO, VERL_GRPO, VERL_PPO
+from harness.arms.reinforce import REINFORCE_PP, REINFORCE_PP_BASELINE
+from harness.arms.rloo import RLOO
+from harness.arms.vapo import VAPO, VC_PPO
 from harness.errors import InputError
 from harness.plugins import find, load_file
 
 ARMS: dict[str, Arm] = {
-    arm.name: arm for arm in (PPO, PPO_UNGROUPED, GRPO, GRPO_CLIP_HIGHER, DAPO, DAPO_FILTERED)
+    arm.name: arm
+    for arm in (
+        PPO,
+        PPO_UNGROUPED,
+        VC_PPO,
+        VAPO,
+        REINFORCE_PP,
+        REINFORCE_PP_BASELINE,
+        RLOO,
+        GRPO,
+        GRPO_CLIP_HIGHER,
+        GRPO_FILTERED,
+        DR_GRPO,
+        LITE_PPO,
+        DAPO,
+        DAPO_FILTERED,
+        GSPO,
+        CISPO,
+        DPPO_TV,
+        DPPO_KL,
+        DPPO_TOPK_TV,
+        CPPO,
+        CPPO_FIXED,
+        CPPO_BINARY,
+        TRL_GRPO,
+        VERL_GRPO,
+        VERL_PPO,
+        OPENRLHF_PPO,
+    )
 }
 
+BUILT_IN = ARMS | RUNGS
 ENTRY_POINTS = "harness.arms"
 CONTROLS = ("base", "placebo")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -39,7 +79,7 @@ def find_arms(names: Sequence[str], plugin_files: Sequence[Path] = ()) -> dict[s
         InputError: an unknown name, a plugin that fails to import or holds no arm, two arms of
             one name.
     """
-    known = {**{name: FoundArm(arm, "built-in") for name, arm in ARMS.items()}}
+    known = {name: FoundArm(arm, "built-in") for name, arm in BUILT_IN.items()}
     for path in plugin_files:
         for name, found in _arms_of_file(path).items():
             if name in known:
@@ -54,7 +94,7 @@ def find_arms(names: Sequence[str], plugin_files: Sequence[Path] = ()) -> dict[s
         found = value if isinstance(value, FoundArm) else FoundArm(value, origin)
         if not isinstance(found.arm, Arm):
             raise InputError(f"arm {name!r} is a {type(value).__name__}, not a harness.arm.Arm")
-        if ARMS.get(found.arm.name, found.arm) is not found.arm:
+        if BUILT_IN.get(found.arm.name, found.arm) is not found.arm:
             raise InputError(
                 f"arm {name!r} ({found.origin}) calls itself {found.arm.name!r}, which is a "
                 "built-in arm; give it another name"
@@ -73,7 +113,7 @@ def find_arms(names: Sequence[str], plugin_files: Sequence[Path] = ()) -> dict[s
 
 def list_arms(plugin_files: Sequence[Path] = ()) -> dict[str, FoundArm]:
     """Every arm that a spec could name without ``module:NAME``."""
-    names = [*ARMS]
+    names = [*BUILT_IN]
     for path in plugin_files:
         names += [*_arms_of_file(path)]
     names += [p.name for p in importlib.metadata.entry_points(group=ENTRY_POINTS)]
@@ -86,7 +126,7 @@ def _arms_of_file(path: Path) -> dict[str, FoundArm]:
     arms = {
         value.name: FoundArm(value, f"plugin {path}")
         for value in vars(module).values()
-        if isinstance(value, Arm) and ARMS.get(value.name) is not value
+        if isinstance(value, Arm) and BUILT_IN.get(value.name) is not value
     }
     if not arms:
         raise InputError(f"plugin {path} defines no Arm; see docs/arms.md for a worked example")

@@ -6,7 +6,7 @@ An advantage that needs a critic brings it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -65,11 +65,15 @@ class GAE(Advantage):
     reward's weight a hundred tokens earlier is 0.006. So tuning tries 1.0 among others, and 1.0
     is what an untuned arm gets (verl, OpenRLHF; TRL and N+ use 0.95).
     The value beyond a completion is 0, cut or not: a group baseline could not bootstrap either.
+
+    ``critic_lambda``: that of the critic's targets where it is not the policy's (decoupled GAE,
+    VC-PPO, arXiv:2504.05118 and 2503.01491: 1); None for the same.
     """
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     gamma: float = 1.0
     gae_lambda: float = knob(1.0, choices=(0.9, 0.95, 0.99, 1.0))
+    critic_lambda: float | None = None
     critic: Critic = field(default_factory=Critic)  # type: ignore[assignment]
 
     def __call__(
@@ -81,23 +85,59 @@ class GAE(Advantage):
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
         assert values is not None
         rewards, values = zero_padding(rewards, mask), zero_padding(values, mask)
+        advantages = self._sum(rewards, values, self.policy_lambda(mask)) * mask
+        targets = advantages
+        if self.critic_lambda is not None:
+            lambdas = torch.full_like(rewards[:, 0], self.critic_lambda)
+            targets = self._sum(rewards, values, lambdas) * mask
+        return advantages, (targets + values) * mask
+
+    def policy_lambda(self, mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B"]:
+        """Each completion's lambda."""
+        return torch.full((len(mask),), self.gae_lambda, dtype=torch.float64, device=mask.device)
+
+    def _sum(
+        self,
+        rewards: Float[Tensor, "B T"],
+        values: Float[Tensor, "B T"],
+        lambdas: Float[Tensor, "B"],
+    ) -> Float[Tensor, "B T"]:
+        """The discounted sum of temporal differences."""
+        decay = (self.gamma * lambdas).to(rewards)
         advantages = torch.zeros_like(rewards)
         next_value = next_advantage = torch.zeros_like(rewards[:, 0])
         for t in reversed(range(rewards.shape[1])):
             delta = rewards[:, t] + self.gamma * next_value - values[:, t]
-            advantages[:, t] = delta + self.gamma * self.gae_lambda * next_advantage
+            advantages[:, t] = delta + decay * next_advantage
             next_value, next_advantage = values[:, t], advantages[:, t]
-        return advantages * mask, (advantages + values) * mask
+        return advantages
 
     def monte_carlo(
         self, rewards: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
     ) -> Float[Tensor, "B T"]:
         """Return-to-go discounted by ``gamma``: what the values mean once warm-up is over."""
         no_group = torch.zeros(len(rewards), dtype=torch.long, device=rewards.device)
-        whole = replace(self, gae_lambda=1.0)
+        whole = GAE(gamma=self.gamma, gae_lambda=1.0)
         _, returns = whole(rewards, mask, no_group, torch.zeros_like(rewards))
         assert returns is not None
         return returns
+
+
+@dataclass(frozen=True)
+class LengthAdaptiveGAE(GAE):
+    """GAE with lambda = 1 - 1 / (alpha * length) for each completion (VAPO, arXiv:2504.05118).
+
+    The formula is negative below 1 / alpha = 20 tokens, on which the paper is silent; it is held
+    to [0, 1]. ``gae_lambda`` is not used, and is fixed so that tuning does not turn it in vain.
+    """
+
+    version: ClassVar[int] = 1
+    gae_lambda: float = 1.0
+    alpha: float = 0.05
+
+    def policy_lambda(self, mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B"]:
+        length = mask.sum(1).clamp(min=1).double()
+        return (1 - 1 / (self.alpha * length)).clamp(0.0, 1.0)
 
 
 @dataclass(frozen=True)

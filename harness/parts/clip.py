@@ -78,6 +78,29 @@ class NoClip(Clip):
         return ratio * advantages, torch.zeros_like(ratio, dtype=torch.bool)
 
 
+@dataclass(frozen=True)
+class CISPOClip(Clip):
+    """The clipped importance weight, held constant, times A log pi (MiniMax-M1, arXiv:2506.13585).
+
+    No token loses its gradient: only the weight is bounded, and from above alone. The paper does
+    not disclose its bound; 1 + ``clip_high`` = 5 is ScaleRL's, and TRL's suggestion. verl bounds
+    the weight from below too (0.8), which is another rule; ``clip_low`` None is the paper's.
+    """
+
+    version: ClassVar[int] = 1
+    clip_low: float | None = None
+    clip_high: float | None = 4.0
+
+    def __call__(
+        self,
+        ratio: Float[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        x: Tokens,
+    ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
+        weight = bounded(ratio, self.clip_low, self.clip_high).detach()
+        return weight * advantages * x.logprobs, weight != ratio.detach()
+
+
 def bounded(
     ratio: Float[Tensor, "B T"], clip_low: float | None, clip_high: float | None
 ) -> Float[Tensor, "B T"]:

@@ -89,13 +89,17 @@ class NoKL(KL):
 
 
 @dataclass(frozen=True)
-class KLInReward(KL):
-    """``-kl_coef * KL`` in each token's reward, without gradient (InstructGPT eq. 2)."""
+class Penalty(KL):
+    """A penalty of ``kl_coef`` times a per-token estimate, fixed or steered by a controller.
 
-    version: ClassVar[int] = 1
+    ``clamp`` bounds each token's estimate to [-clamp, clamp] (OpenRLHF and verl: 10); None leaves
+    it as it is.
+    """
+
     kl_coef: float = knob(0.05, low=1e-3, high=0.2, log=True)
     estimator: Estimator = "k1"
     controller: AdaptiveKL | None = None
+    clamp: float | None = None
 
     @property
     def needs_reference(self) -> bool:
@@ -104,37 +108,41 @@ class KLInReward(KL):
     @property
     def initial_coef(self) -> float:
         return self.kl_coef
-
-    def in_reward(
-        self, old_logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"] | None
-    ) -> Float[Tensor, "B T"] | float:
-        assert ref_logprobs is not None
-        return estimate_kl(self.estimator, old_logprobs, ref_logprobs)
 
     def next_coef(self, coef: float, observed: float, completions: int) -> float:
         if self.controller is None:
             return coef
         return self.controller.next_coef(coef, observed, completions)
 
+    def _estimate(
+        self, logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"] | None
+    ) -> Float[Tensor, "B T"]:
+        assert ref_logprobs is not None
+        kl = estimate_kl(self.estimator, logprobs, ref_logprobs)
+        return kl if self.clamp is None else kl.clamp(-self.clamp, self.clamp)
+
 
 @dataclass(frozen=True)
-class KLInLoss(KL):
+class KLInReward(Penalty):
+    """``-kl_coef * KL`` in each token's reward, without gradient (InstructGPT eq. 2)."""
+
+    version: ClassVar[int] = 2
+
+    def in_reward(
+        self, old_logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"] | None
+    ) -> Float[Tensor, "B T"] | float:
+        return self._estimate(old_logprobs, ref_logprobs)
+
+
+@dataclass(frozen=True)
+class KLInLoss(Penalty):
     """``kl_coef * KL`` added to each token's loss (DeepSeekMath, arXiv:2402.03300 eq. 3-4)."""
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     kl_coef: float = knob(0.04, low=1e-3, high=0.2, log=True)
     estimator: Estimator = "k3"
-
-    @property
-    def needs_reference(self) -> bool:
-        return True
-
-    @property
-    def initial_coef(self) -> float:
-        return self.kl_coef
 
     def in_loss(
         self, logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"] | None
     ) -> Float[Tensor, "B T"] | None:
-        assert ref_logprobs is not None
-        return estimate_kl(self.estimator, logprobs, ref_logprobs)
+        return self._estimate(logprobs, ref_logprobs)

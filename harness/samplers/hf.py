@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
@@ -51,37 +52,39 @@ class HFSampler:
         pad = int(self.tokenizer.pad_token_id)  # type: ignore[arg-type]
         ids, mask = left_pad(prompts, pad)
         chance = uniforms(len(prompts) * group_size, decoding.max_new_tokens, seed)
-        tokens, logprobs, lengths, finished = [], [], [], []
+        parts: list[Decoded] = []
         step = max(1, self.engine_batch // group_size)
         for start in range(0, len(prompts), step):
             rows = slice(start, start + step)
-            part = _decode(
-                self.model,
-                ids[rows].to(device),
-                mask[rows].to(device),
-                chance[start * group_size : (start + step) * group_size].to(device),
-                group_size,
-                decoding,
-                self.eos.to(device),
-                self._stops(decoding),
+            parts.append(
+                _decode(
+                    self.model,
+                    ids[rows].to(device),
+                    mask[rows].to(device),
+                    chance[start * group_size : (start + step) * group_size].to(device),
+                    group_size,
+                    decoding,
+                    self.eos.to(device),
+                    self._stops(decoding),
+                )
             )
-            for store, value in zip((tokens, logprobs, lengths, finished), part, strict=True):
-                store.append(value)
-        length = torch.cat(lengths)
+        found = Decoded(*(torch.cat(values) for values in zip(*parts, strict=True)))
+        length = found.lengths
         width = max(int(length.max()), 1)
         completion_mask = torch.arange(width, device=device)[None] < length[:, None]
-        completion_ids = torch.cat(tokens)[:, :width].masked_fill(~completion_mask, pad)
+        completion_ids = found.tokens[:, :width].masked_fill(~completion_mask, pad)
         return Drawn(
             prompt_ids=ids.to(device).repeat_interleave(group_size, 0),
             prompt_mask=mask.to(device).repeat_interleave(group_size, 0),
             completion_ids=completion_ids,
             mask=completion_mask,
-            finished=torch.cat(finished),
-            logprobs=torch.cat(logprobs)[:, :width].masked_fill(~completion_mask, 0.0),
+            finished=found.finished,
+            logprobs=found.logprobs[:, :width].masked_fill(~completion_mask, 0.0),
             texts=tuple(
                 self._text(row, m)
                 for row, m in zip(completion_ids.tolist(), length.tolist(), strict=True)
             ),
+            **_top(found, completion_mask, decoding),
         )
 
     def _text(self, ids: list[int], length: int) -> str:
@@ -113,6 +116,28 @@ def _cached(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
+class Decoded(NamedTuple):
+    """What decoding gives, a row for each completion, as long as the limit."""
+
+    tokens: Int[Tensor, "B L"]
+    logprobs: Float[Tensor, "B L"]
+    lengths: Int[Tensor, "B"]
+    finished: Bool[Tensor, "B"]  # ended by itself
+    top_ids: Int[Tensor, "B L K"]
+    top_logprobs: Float[Tensor, "B L K"]
+
+
+def _top(found: Decoded, mask: Tensor, decoding: Decoding) -> dict[str, Tensor]:
+    """The recorded top tokens, where they were asked for."""
+    if not decoding.record_top:
+        return {}
+    width = mask.shape[1]
+    return {
+        "top_ids": found.top_ids[:, :width].masked_fill(~mask[:, :, None], 0),
+        "top_logprobs": found.top_logprobs[:, :width].masked_fill(~mask[:, :, None], 0.0),
+    }
+
+
 STOP_WINDOW = 16  # tokens looked back on for a stop string
 
 
@@ -125,8 +150,8 @@ def _decode(
     decoding: Decoding,
     eos: Tensor,
     stopped: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens, their log-probs, lengths and whether each row ended by itself.
+) -> Decoded:
+    """Completions of each prompt.
 
     Rows that have ended leave the batch once half of it has, which changes no other row.
     """
@@ -149,10 +174,16 @@ def _decode(
     cache.batch_repeat_interleave(group_size)
     mask = mask.long().repeat_interleave(group_size, 0)
     next_position = position[:, -1:].repeat_interleave(group_size, 0) + 1
+    top = min(decoding.record_top, logits.shape[1])
+    top_ids = torch.zeros((rows, limit, top), dtype=torch.long, device=ids.device)
+    top_logprobs = torch.zeros((rows, limit, top), device=ids.device)
     alive = torch.arange(rows, device=ids.device)
     for t in range(limit):
-        token, logprob = _choose(logits, chance[alive, t], decoding)
-        tokens[alive, t], logprobs[alive, t] = token, logprob
+        token, full = _choose(logits, chance[alive, t], decoding)
+        tokens[alive, t] = token
+        logprobs[alive, t] = full.gather(1, token[:, None]).squeeze(1)
+        if top:
+            top_logprobs[alive, t], top_ids[alive, t] = full.topk(top)
         ended = torch.isin(token, eos)
         if stopped is not None:
             ended |= stopped(tokens[alive, max(0, t + 1 - STOP_WINDOW) : t + 1])
@@ -177,15 +208,14 @@ def _decode(
         )
         next_position = next_position + 1
         cache, logits = out.past_key_values, out.logits[:, -1]
-    return tokens, logprobs, lengths, finished
+    return Decoded(tokens, logprobs, lengths, finished, top_ids, top_logprobs)
 
 
 def _choose(logits: Tensor, chance: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
-    """A token of each row, and its log-prob at the temperature (before top-p)."""
+    """A token of each row, and all log-probs at the temperature (before top-p)."""
     if decoding.greedy:
         token = logits.argmax(1)
-        full = logits.float().log_softmax(1)
-        return token, full.gather(1, token[:, None]).squeeze(1)
+        return token, logits.float().log_softmax(1)
     full = (logits.float() / decoding.temperature).log_softmax(1)
     probability = full.double().exp()
     if decoding.top_p < 1:
@@ -195,8 +225,7 @@ def _choose(logits: Tensor, chance: Tensor, decoding: Decoding) -> tuple[Tensor,
     token = torch.searchsorted(ladder, target, right=True).squeeze(1)
     # The last token of non-zero probability bounds what rounding may reach.
     last = (ladder < ladder[:, -1:]).sum(1)
-    token = torch.minimum(token, last)
-    return token, full.gather(1, token[:, None]).squeeze(1)
+    return torch.minimum(token, last), full
 
 
 def nucleus(probability: Tensor, top_p: float) -> Tensor:

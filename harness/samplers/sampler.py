@@ -13,13 +13,18 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Decoding:
-    """How completions are drawn. ``greedy`` takes the likeliest token, whatever the rest says."""
+    """How completions are drawn, and what is recorded of it.
+
+    ``greedy`` takes the likeliest token, whatever the rest says. ``record_top``: how many of the
+    likeliest tokens to record at each position (fewer where the vocabulary is smaller), 0 for none.
+    """
 
     temperature: float
     top_p: float
     max_new_tokens: int
     stop: tuple[str, ...] = ()
     greedy: bool = False
+    record_top: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Drawn:
     finished: Bool[Tensor, "B"]
     logprobs: Float[Tensor, "B T"]  # at the temperature, before top-p
     texts: tuple[str, ...]
+    top_ids: Int[Tensor, "B T K"] | None = None
+    top_logprobs: Float[Tensor, "B T K"] | None = None  # as ``logprobs``; both 0 on padding
 
 
 class Sampler(Protocol):

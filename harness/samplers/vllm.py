@@ -155,6 +155,11 @@ class VLLMSampler:
         With top-p below 1 the log-probs are the trained model's, because vLLM's are of the
         truncated distribution.
         """
+        if decoding.record_top and decoding.top_p < 1:
+            raise CellError(
+                "the arm compares top-K log-probs, and with sampling.top_p below 1 vLLM gives "
+                "those of the truncated distribution; set top_p: 1"
+            )
         self._forget_prefixes()
         rows = [list(prompt) for prompt in prompts for _ in range(group_size)]
         outputs = self.llm.generate(
@@ -162,7 +167,7 @@ class VLLMSampler:
             [self._params(decoding, stream_seed(seed, "vllm", row)) for row in range(len(rows))],
             use_tqdm=False,
         )
-        drawn = self._collect(rows, [output.outputs[0] for output in outputs])
+        drawn = self._collect(rows, [output.outputs[0] for output in outputs], decoding.record_top)
         if decoding.top_p < 1 and not decoding.greedy:
             logprobs = self._score(drawn, decoding.temperature)
             return Drawn(**{**vars(drawn), "logprobs": logprobs})
@@ -178,12 +183,12 @@ class VLLMSampler:
             stop=list(decoding.stop) or None,
             stop_token_ids=list(self.base.eos_token_ids),
             detokenize=bool(decoding.stop),
-            logprobs=0,
+            logprobs=decoding.record_top,
             seed=seed,
             **NEUTRAL,
         )
 
-    def _collect(self, prompts: list[list[int]], found: list[Any]) -> Drawn:
+    def _collect(self, prompts: list[list[int]], found: list[Any], top: int) -> Drawn:
         """The engine's outputs as padded tensors on the trained model's device."""
         device = self.base.model.device
         tokenizer = self.base.tokenizer
@@ -210,7 +215,23 @@ class VLLMSampler:
             finished=torch.tensor([o.finish_reason == "stop" for o in found]).to(device),
             logprobs=logprobs.to(device),
             texts=tuple(texts),
+            **_top(found, width, top, device),
         )
+
+
+def _top(found: list[Any], width: int, top: int, device: torch.device) -> dict[str, Tensor]:
+    """The ``top`` likeliest tokens of each position; the engine adds the sampled one to them."""
+    if not top:
+        return {}
+    top = min([top, *(len(place) for output in found for place in output.logprobs)])
+    ids = torch.zeros((len(found), width, top), dtype=torch.long)
+    logprobs = torch.zeros((len(found), width, top))
+    for row, output in enumerate(found):
+        for t, place in enumerate(output.logprobs):
+            best = sorted(place.items(), key=lambda item: item[1].rank)[:top]
+            ids[row, t] = torch.tensor([token for token, _ in best])
+            logprobs[row, t] = torch.tensor([entry.logprob for _, entry in best])
+    return {"top_ids": ids.to(device), "top_logprobs": logprobs.to(device)}
 
 
 def checkpoint_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.parts.advantage import GAE, GroupBaseline
+from harness.parts.advantage import (
+    GAE,
+    BatchBaseline,
+    GroupBaseline,
+    LeaveOneOut,
+    LengthAdaptiveGAE,
+    ReturnToGo,
+)
 from harness.parts.kl import KLInReward
+from harness.parts.scale import Whiten
 from tests.rules import z_score
 
 NAN = float("nan")
@@ -160,3 +168,100 @@ def test_warm_up_targets_mean_what_the_values_will_mean(gamma):
     mask = torch.tensor([[True, True, True, False]])
     got = GAE(gamma=gamma, gae_lambda=0.3).monte_carlo(rewards, mask)
     assert got[0].tolist() == pytest.approx([0.5 + gamma**2 * 2, gamma * 2, 2.0, 0.0])
+
+
+def test_leave_one_out(golden):
+    v = golden("rloo_adv_seed")
+    got = by_response(LeaveOneOut(), v["inputs"]["rewards"])
+    assert got == pytest.approx(v["expected"]["advantages"], abs=v["tolerance"])
+    baselines = [r - a for r, a in zip(v["inputs"]["rewards"], got, strict=True)]
+    assert baselines == pytest.approx(v["expected"]["baselines"], abs=v["tolerance"])
+    v = golden("rloo_adv_with_kl_in_reward")
+    x = v["inputs"]
+    shaped = [r - x["beta"] * k for r, k in zip(x["rewards"], x["seq_kl_k1_sums"], strict=True)]
+    assert shaped == pytest.approx(v["expected"]["shaped_rewards"], abs=v["tolerance"])
+    got = by_response(LeaveOneOut(), shaped)
+    assert got == pytest.approx(v["expected"]["advantages"], abs=v["tolerance"])
+
+
+def test_decoupled_lambdas(golden):
+    v = golden("gae_decoupled_vcppo")
+    x = v["inputs"]
+    part = GAE(gamma=x["gamma"], gae_lambda=x["lambda_policy"], critic_lambda=x["lambda_critic"])
+    advantages, targets = by_token(part, x["rewards"], x["values"])
+    assert advantages == pytest.approx(v["expected"]["policy_advantages"], abs=v["tolerance"])
+    assert targets == pytest.approx(v["expected"]["critic_targets"], abs=v["tolerance"])
+
+
+def test_length_adaptive_lambda(golden):
+    """Held to [0, 1]: the paper's formula is -1 at ten tokens."""
+    v = golden("vapo_length_adaptive_lambda")
+    lengths = v["inputs"]["lengths"]
+    mask = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+    part = LengthAdaptiveGAE(alpha=v["inputs"]["alpha"])
+    got = part.policy_lambda(mask).tolist()
+    assert got == pytest.approx(v["expected"]["lambda_clamped"], abs=v["tolerance"])
+    assert [max(raw, 0.0) for raw in v["expected"]["lambda_raw"]] == pytest.approx(got)
+
+
+def test_each_completion_has_its_own_adaptive_lambda():
+    """40 tokens: lambda 0.5, so a terminal reward halves with every token before it; 10: one-step.
+
+    Values are 0; the critic's targets stay at lambda 1.
+    """
+    mask = torch.arange(40)[None] < torch.tensor([40, 10])[:, None]
+    rewards = torch.zeros(2, 40, dtype=torch.float64)
+    rewards[0, 39] = rewards[1, 9] = 1.0
+    part = LengthAdaptiveGAE(critic_lambda=1.0)
+    group = torch.zeros(2, dtype=torch.long)
+    advantages, targets = part(rewards, mask, group, torch.zeros_like(rewards))
+    assert advantages[0, 36:].tolist() == [0.125, 0.25, 0.5, 1.0]
+    assert advantages[1, :11].tolist() == [0.0] * 9 + [1.0, 0.0]
+    assert targets is not None
+    assert torch.equal(targets, mask.double())
+
+
+def test_reinforce_pp(golden):
+    """Returns-to-go of score and penalty, then one mean and variance over all tokens."""
+    v = golden("reinforce_pp_global_norm")
+    x, expected = v["inputs"], v["expected"]
+    lengths = [len(k) for k in x["per_token_k1"]]
+    mask = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+    rewards = torch.zeros(mask.shape, dtype=torch.float64)
+    for i, (score, kl) in enumerate(zip(x["scores"], x["per_token_k1"], strict=True)):
+        rewards[i, : lengths[i]] = -x["beta"] * torch.tensor(kl, dtype=torch.float64)
+        rewards[i, lengths[i] - 1] += score
+    group = torch.zeros(len(lengths), dtype=torch.long)
+    returns, none = ReturnToGo(gamma=x["gamma"])(rewards, mask, group, None)
+    assert none is None
+    for got, key in (
+        (returns, "returns"),
+        (Whiten(eps=0.0, ddof=0)(returns, rewards, mask, group), "adv_ddof0_no_eps"),
+        (Whiten(eps=1e-8, ddof=1)(returns, rewards, mask, group), "adv_ddof1_eps1e_8"),
+    ):
+        rows = [got[i, :n].tolist() for i, n in enumerate(lengths)]
+        flat = [value for row in expected[key] for value in row]
+        assert [value for row in rows for value in row] == pytest.approx(flat, abs=v["tolerance"])
+
+
+def test_reinforce_pp_baseline(golden):
+    v = golden("reinforce_pp_baseline")
+    x, expected = v["inputs"], v["expected"]
+    lengths = torch.tensor(x["lengths"])
+    mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+    rewards = torch.zeros(mask.shape, dtype=torch.float64)
+    rewards[torch.arange(len(lengths)), lengths - 1] = torch.tensor(x["scores"]).double()
+    group = torch.tensor(x["groups"])
+    centred, _ = GroupBaseline()(rewards, mask, group, None)
+    assert centred[:, 0].tolist() == pytest.approx(expected["centred"])
+    for eps, ddof, key in ((0.0, 0, "adv_ddof0"), (1e-8, 1, "adv_ddof1_eps1e_8")):
+        got = Whiten(eps=eps, ddof=ddof)(centred, rewards, mask, group)
+        flat = [value for row in expected[key] for value in row]
+        assert got[mask].tolist() == pytest.approx(flat, abs=v["tolerance"])
+
+
+def test_batch_baseline():
+    column = torch.tensor([[1.0], [0.0], [2.0], [5.0]], dtype=torch.float64)
+    mask, group = torch.ones_like(column, dtype=torch.bool), torch.tensor([0, 0, 1, 1])
+    got, _ = BatchBaseline()(column, mask, group, None)
+    assert got[:, 0].tolist() == [-1.0, -2.0, 0.0, 3.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.parts.clip import PPOClip
+from harness.parts.clip import CISPOClip, PPOClip
 from tests.rules import tokens
 
 
@@ -66,3 +66,45 @@ def test_no_advantage_no_clip():
     assert objective == [0.0] * 3
     assert active == [False] * 3
     assert clipped == [False] * 3
+
+
+def test_cispo_weights(golden):
+    """The paper's has no lower bound; verl's default has one, and is another rule."""
+    v = golden("cispo_weights")
+    x = v["inputs"]
+    ratio = torch.tensor([x["ratios"]], dtype=torch.float64)
+    for part, key in (
+        (CISPOClip(clip_low=None, clip_high=x["paper_eps_high"]), "paper_upper_only"),
+        (CISPOClip(clip_low=None, clip_high=x["trl_abs_cap"] - 1), "trl_cap"),
+        (CISPOClip(clip_low=1 - x["verl"][0], clip_high=x["verl"][1] - 1), "verl_two_sided"),
+    ):
+        logprobs = torch.full_like(ratio, -2.0)
+        objective, clipped = part(ratio, torch.ones_like(ratio), tokens(logprobs, logprobs))
+        assert (objective / -2.0)[0].tolist() == pytest.approx(v["expected"][key])
+        assert clipped[0].tolist() == [
+            w != r for w, r in zip(v["expected"][key], x["ratios"], strict=True)
+        ]
+
+
+def test_cispo_loss(golden):
+    v = golden("cispo_loss_upper_only")
+    x, expected = v["inputs"], v["expected"]
+    logprobs = torch.tensor([x["logp"]], dtype=torch.float64, requires_grad=True)
+    ratio = torch.tensor([x["ratios"]], dtype=torch.float64)
+    part = CISPOClip(clip_low=None, clip_high=x["eps_high"])
+    objective, _ = part(ratio, torch.full_like(ratio, x["advantage"]), tokens(logprobs, logprobs))
+    assert (-objective)[0].tolist() == pytest.approx(expected["per_token_loss"])
+    assert -objective.mean().item() == pytest.approx(expected["token_mean"])
+    (gradient,) = torch.autograd.grad(-objective.sum(), logprobs)
+    assert gradient[0].tolist() == pytest.approx(expected["dloss_dlogp"])
+
+
+def test_an_open_side_never_clips():
+    part = PPOClip(clip_low=0.2, clip_high=None)
+    ratio = torch.tensor([[9.0, 0.1]], dtype=torch.float64)
+    up, cut = part(ratio, torch.ones_like(ratio), tokens(ratio.log(), torch.zeros_like(ratio)))
+    assert up.tolist() == ratio.tolist()
+    assert not cut.any()
+    down, cut = part(ratio, -torch.ones_like(ratio), tokens(ratio.log(), torch.zeros_like(ratio)))
+    assert down.tolist() == [[-9.0, -0.8]]
+    assert cut.tolist() == [[False, True]]
