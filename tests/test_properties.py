@@ -23,6 +23,7 @@ from harness.parts.kl import KLInLoss, KLInReward, NoKL, estimate_kl
 from harness.parts.ratio import NoRatio
 from harness.parts.sampling import DynamicSampling
 from harness.parts.scale import GroupStd
+from harness.parts.trust_region import DivergenceMask
 from harness.types import Batch, Experience, Minibatch, group_mean, group_range, zero_padding
 from tests.rules import z_score
 
@@ -297,7 +298,8 @@ def test_gradients_are_those_of_finite_differences(arm: Arm, seed: int):
     def logprobs(w: torch.Tensor) -> torch.Tensor:
         return torch.log_softmax(features @ w, -1).gather(-1, token[..., None])[..., 0]
 
-    old = logprobs(weight + 0.1 * torch.randn(4, 5, generator=rng, dtype=torch.float64))
+    far = 0.8 if isinstance(arm.clip, DivergenceMask) else 0.1  # these bound probabilities
+    old = logprobs(weight + far * torch.randn(4, 5, generator=rng, dtype=torch.float64))
     x = dataclasses.replace(d.x, old_logprobs=old, behaviour_logprobs=old)
     coef = arm.kl.initial_coef
     batch = arm.credit(x, kl_coef=coef, max_new_tokens=LIMIT, warmup=False)
