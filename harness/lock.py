@@ -14,7 +14,6 @@ from harness.data import PromptSet, PromptStream, StreamHash, load_split, prompt
 from harness.errors import InputError
 from harness.identity import difference, tree
 from harness.job import Context
-from harness.knobs import knobs
 from harness.models import load_base, resolve_device
 from harness.record import input_hashes
 from harness.rewards.judge import make_grader
@@ -22,7 +21,7 @@ from harness.spec.load import read_yaml
 from harness.spec.schema import ExperimentSpec
 from harness.store import write_text
 from harness.tasks.contamination import overlap
-from harness.tune import space
+from harness.tune import own_knobs, space
 
 STREAM_EPOCHS = 8  # of the training split, as far as the promised stream hashes reach
 STREAM_BLOCKS = 1000
@@ -62,7 +61,7 @@ def make_lock(context: Context) -> dict[str, Any]:
                 "origin": arm.origin,
                 "source": arm.arm.source,
                 "parts": parts(arm.arm),
-                "knobs": {path: tree(asdict(r)) for path, r in knobs(arm.arm).items()},
+                "knobs": {path: tree(asdict(r)) for path, r in own_knobs(spec, arm.arm).items()},
             }
             for named, (name, arm) in zip(spec.arms, found.items(), strict=True)
         },

@@ -43,7 +43,7 @@ def space(spec: ExperimentSpec, arm: Arm) -> dict[str, Range]:
                 f"tuning.shared: {path!r} is no optimizer setting.{suggest(path, controls)}"
             )
         found[path] = given.range()
-    own = knobs(arm)
+    own = own_knobs(spec, arm)
     fields = settings(arm)
     for path, given in spec.tuning.arms.get(arm.name, {}).items():
         if path not in fields:
@@ -61,6 +61,11 @@ def space(spec: ExperimentSpec, arm: Arm) -> dict[str, Range]:
                 "in place of low and high"
             )
     return found
+
+
+def own_knobs(spec: ExperimentSpec, arm: Arm) -> dict[str, Range]:
+    """The knobs that the arm declares; none on a ladder, whose rungs differ in their axis alone."""
+    return {} if spec.ladder else knobs(arm)
 
 
 def defaults(spec: ExperimentSpec, arm: Arm, ranges: Mapping[str, Range]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from harness.arm import Arm, parts
-from harness.arms import ARMS
+from harness.arms import find_arms
 from harness.cost.flops import Generation, Lengths
 from harness.cost.shape import ModelShape
 from harness.data import StreamHash
@@ -70,7 +70,7 @@ class Builder:
     arms: dict[str, Arm] = field(default_factory=dict)
 
     def build(self) -> None:
-        self.arms = {name: ARMS[name] for name in self.spec.arms}
+        self.arms = {name: found.arm for name, found in find_arms(self.spec.arms).items()}
         self.lock()
         chosen: dict[str, dict[str, Any]] = {}
         for name, arm in self.arms.items():

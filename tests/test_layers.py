@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("arm",),
     ("combinations",),
     ("parts", "tasks"),
-    ("cost", "store", "knobs", "plugins", "types"),
+    ("cost", "store", "knobs", "plugins", "types", "axes"),
     ("schedule", "metrics", "tokenizer", "identity", "code"),
     ("errors",),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from harness.certificate.checks_consumption import check_budget, check_graded, c
 from harness.certificate.checks_evaluation import check_evaluation
 from harness.certificate.checks_flops import check_flops
 from harness.certificate.checks_identity import check_arms, check_hashes, check_pinned
+from harness.certificate.checks_ladder import check_ladder, named_axes
 from harness.certificate.checks_tuning import check_controls, check_tuning
 from harness.certificate.checks_update import check_effective
 from harness.certificate.design import Design
@@ -82,6 +83,9 @@ RULES = (
     Rule("controls",
          "The base was not trained, and the placebo is its arm but for the verdict.",
          check_controls),
+    Rule("ladder",
+         "Each rung of a declared ladder differs from the last in exactly one axis, and a declared "
+         "factorial has every combination of its axes, once.", check_ladder),
 )  # fmt: skip
 EVIDENCE = "Every file, line and key that a proof needs is there and readable."
 
@@ -99,6 +103,7 @@ class Certificate:
         settings: arm -> the settings its final seeds run with.
         diverged: tuning trials that ended in a number that is not finite; they count as trials, and
             as the worst.
+        ladder: each ladder's steps: from which arm to which, along which axis.
     """
 
     certified: bool
@@ -108,6 +113,7 @@ class Certificate:
     declared_differences: dict[str, dict[str, tuple[Any, Any]]]
     settings: dict[str, dict[str, Any]]
     diverged: tuple[str, ...]
+    ladder: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON, the same for the same results."""
@@ -123,7 +129,7 @@ class Certificate:
             },
             "settings": self.settings,
             "diverged": list(self.diverged),
-        }
+        } | ({"ladder": self.ladder} if self.ladder else {})
 
 
 def audit(results: Path) -> Certificate:
@@ -165,6 +171,7 @@ def audit(results: Path) -> Certificate:
         declared_differences={} if design is None else _declared(design),
         settings={} if design is None else _settings(evidence, design),
         diverged=tuple(cell.id for cell in evidence.cells if cell.diverged is not None),
+        ladder=named_axes(design) if design is not None and "ladder" in carried_out else {},
     )
 
 

@@ -16,6 +16,7 @@ from harness.report.plots import Plot, draw_plots
 from harness.report.samples import EXCERPT, excerpt, side_by_side
 from harness.report.scores import final_scores
 from harness.report.table_design import design_tables
+from harness.report.table_ladder import ladder_tables
 from harness.report.table_machine import machine_tables
 from harness.report.table_scores import score_tables
 from harness.report.table_spent import spent_tables
@@ -62,6 +63,7 @@ def write_report(results: Path) -> ReportFiles:
     tables = [
         *design_tables(experiment),
         *score_tables(experiment, scores),
+        *ladder_tables(experiment, scores),
         *spent_tables(experiment),
         *machine_tables(experiment),
     ]

@@ -11,6 +11,7 @@ from harness.report.notices import notices, summary
 from harness.report.plots import Plot
 from harness.report.samples import Comparison
 from harness.report.scores import TestScores
+from harness.report.table_ladder import ladder_sentences
 from harness.report.tables import Table, budget, setting
 
 
@@ -88,6 +89,8 @@ def compose(
     sections = [
         ("What the data say", _lead(experiment, scores)),
         ("Score at matched budget", pick("t:final", "p:learning_flops", "t:paired", "t:gain")),
+        ("The ladder", _ladder(experiment, scores, pick(
+            "p:ladder", "t:ladder", "p:attribution", "t:attribution"))),
         ("Pass@K and Maj@K", pick("p:pass_maj_at_k")),
         ("By level and subject", pick("t:levels")),
         ("How the arms differ", pick("t:arms", "t:controls", "t:data")),
@@ -155,6 +158,15 @@ def facts(experiment: Experiment) -> Facts:
             ("Tuning", effort),
         )
     )
+
+
+def _ladder(
+    experiment: Experiment, scores: Sequence[TestScores], blocks: list[Block]
+) -> list[Block]:
+    """What the ladder's arms say, and why nothing is said where they cannot say it."""
+    if not experiment.ladder:
+        return []
+    return [*(Text(sentence) for sentence in ladder_sentences(experiment, scores)), *blocks]
 
 
 def _measured(blocks: list[Block]) -> list[Block]:

@@ -87,6 +87,17 @@ class Experiment:
         return named.get(self.spec.get("baseline"), self.arms[0])
 
     @property
+    def ladder(self) -> dict[str, tuple[str, ...]]:
+        """The lists of arms that the spec's ladder names (forward, ...), by the arms' own names."""
+        named = {str(a): own for a, own in zip(self.spec["arms"], self.arms, strict=False)}
+        lists = self.spec.get("ladder") or {}
+        return {
+            key: tuple(named[a] if a in named else str(a) for a in arms)
+            for key, arms in lists.items()
+            if arms
+        }
+
+    @property
     def controls(self) -> tuple[str, ...]:
         """The control arms that the spec asks for or that are on disk: base, placebo."""
         asked = self.spec.get("controls") or {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.report.bars import flops_bars, memory_bars, tuning_points
 from harness.report.curves import k_curves, learning_curves, step_panels, training_curves
+from harness.report.ladder_plots import attribution_figure, ladder_figure
 from harness.report.load import Experiment
 from harness.report.scores import TestScores
 from harness.report.style import render, styled
@@ -93,6 +94,22 @@ def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_
         "Final evaluation, mean over seeds with its 95 % bootstrap band.",
         "final",
         lambda: k_curves(experiment, scores),
+    )
+    yield _Recipe(
+        "ladder",
+        "The ladder, rung by rung",
+        "From top to bottom, each rung with one more change than the last; mean over seeds with "
+        "its 95 % bootstrap interval over seeds and problems.",
+        "ladder",
+        lambda: ladder_figure(experiment, scores),
+    )
+    yield _Recipe(
+        "attribution",
+        "What each axis accounts for",
+        "Shapley values over all mixtures of the axes, paired by seed and problem, with their 95 % "
+        "bootstrap intervals; they sum to the total. Diamonds: main effects of the factorial.",
+        "attribution",
+        lambda: attribution_figure(experiment, scores),
     )
     yield _Recipe(
         "training",

@@ -215,6 +215,45 @@ class ControlArmsSpec(Strict):
     placebo: str | None = None
 
 
+class LadderSpec(Strict):
+    """Which arms are the rungs of a ladder, and which make up a full factorial design.
+
+    ``forward`` and ``reverse`` lead from one arm to another and back, each rung differing from the
+    one before in one axis; ``factorial`` has every combination of two arms' parts, those two first
+    and last. The audit checks all of it against the arms' parts.
+    """
+
+    forward: tuple[str, ...] = ()
+    reverse: tuple[str, ...] = ()
+    factorial: tuple[str, ...] = ()
+
+    @property
+    def lists(self) -> dict[str, tuple[str, ...]]:
+        """Those that are given, by name."""
+        found = {"forward": self.forward, "reverse": self.reverse, "factorial": self.factorial}
+        return {name: arms for name, arms in found.items() if arms}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LadderSpec:
+        if not self.lists:
+            raise ValueError("give forward, reverse or factorial, or leave ladder out")
+        for name, arms in self.lists.items():
+            if len(arms) < 2 or len(set(arms)) != len(arms):
+                raise ValueError(f"{name} {list(arms)}: give two arms or more, each once")
+        if self.reverse and self.forward[:: max(1, len(self.forward) - 1)] != (
+            self.reverse[-1], self.reverse[0],
+        ):  # fmt: skip
+            raise ValueError(
+                f"reverse must lead from {self.forward[-1:]} to {self.forward[:1]}, the other way "
+                f"than forward, found {self.reverse[0]} to {self.reverse[-1]}"
+            )
+        if len(self.factorial) & (len(self.factorial) - 1):
+            raise ValueError(
+                f"factorial has {len(self.factorial)} arms: k axes of two levels make 2^k"
+            )
+        return self
+
+
 class RuntimeSpec(Strict):
     """What moves speed but no number beyond float rounding."""
 
@@ -232,6 +271,8 @@ class ExperimentSpec(Strict):
     baseline: str | None = None  # the arm that paired differences refer to; default the first
     plugins: tuple[str, ...] = ()  # files that define arms, relative to the spec
     controls: ControlArmsSpec = Field(default_factory=ControlArmsSpec)
+    # Left out of the dump where it is absent: specs without one keep their hash.
+    ladder: LadderSpec | None = Field(default=None, exclude_if=lambda found: found is None)
     seeds: tuple[int, ...] = Field(min_length=1)
     model: ModelSpec
     data: DataSpec
@@ -258,6 +299,14 @@ class ExperimentSpec(Strict):
         for what, arm in (("baseline", self.baseline), ("controls.placebo", self.controls.placebo)):
             if arm is not None and arm not in self.arms:
                 raise ValueError(f"{what} {arm!r} is not among arms {list(self.arms)}")
+        for name, rungs in self.ladder.lists.items() if self.ladder else ():
+            if unknown := [arm for arm in rungs if arm not in self.arms]:
+                raise ValueError(f"ladder.{name}: {unknown} are not among arms {list(self.arms)}")
+        if self.ladder and self.tuning and self.tuning.arms:
+            raise ValueError(
+                "tuning.arms sets single arms, and rungs of a ladder may differ in their axis "
+                "alone; tune what all share (tuning.shared), or leave the ladder out"
+            )
         if self.tuning and (both := set(self.tuning.seeds) & set(self.seeds)):
             raise ValueError(f"tuning.seeds {sorted(both)} are also in seeds: tune on others")
         batch = self.sampling.prompts_per_step * self.sampling.completions_per_prompt
