@@ -16,7 +16,7 @@ from harness.identity import tree
 from harness.parts.advantage import Advantage
 from harness.parts.aggregate import Aggregate, TokenMean
 from harness.parts.clip import Clip
-from harness.parts.critic import Critic
+from harness.parts.critic import Critic, SharedHead, ValueModel
 from harness.parts.exclude import Exclude
 from harness.parts.imitate import Imitate
 from harness.parts.kl import KL
@@ -92,19 +92,30 @@ class Arm:
                 f"arm {self.name!r}: shaping is {self.shaping!r}; give a tuple of Shaping"
             )
         for line in refusals(
-            sampling=self.sampling, kl=self.kl, scale=self.scale, ratio=self.ratio,
-            clip=self.clip, aggregate=self.aggregate,
+            sampling=self.sampling, shaping=self.shaping, kl=self.kl, advantage=self.advantage,
+            scale=self.scale, ratio=self.ratio, clip=self.clip, aggregate=self.aggregate,
         ):  # fmt: skip
             raise InputError(f"arm {self.name!r}: {line}")
 
     @property
-    def critic(self) -> Critic | None:
+    def critic(self) -> ValueModel | None:
+        """What predicts returns: a model of its own, or a head on the policy's trunk."""
         return self.advantage.critic
+
+    @property
+    def separate_critic(self) -> Critic | None:
+        """The critic where it is a model with weights and an optimizer of its own."""
+        return self.critic if isinstance(self.critic, Critic) else None
+
+    @property
+    def shared_head(self) -> SharedHead | None:
+        """The value head where it sits on the policy's trunk."""
+        return self.critic if isinstance(self.critic, SharedHead) else None
 
     @property
     def critic_warmup_steps(self) -> int:
         """Rollout batches at the start on which the policy stands still."""
-        return self.critic.warmup_steps if self.critic else 0
+        return self.separate_critic.warmup_steps if self.separate_critic else 0
 
     def group_size(self, control: int) -> int:
         """Completions per prompt: the arm's own where its definition says so, else the control."""

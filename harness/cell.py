@@ -27,6 +27,7 @@ from harness.models import (
     Base,
     Policy,
     Reference,
+    ValueHead,
     build_critic,
     load_base,
     resolve_device,
@@ -35,6 +36,7 @@ from harness.models import (
 from harness.record import environment, identity, input_hashes
 from harness.rewards.judge import MathsJudge, make_grader
 from harness.rewards.maths import MathGrader
+from harness.rewards.steps import StepJudge, step_grader
 from harness.samplers import make_sampler
 from harness.store import CellFolder, chained, disk_errors, same
 from harness.train import Controls, Loop, Progress, step
@@ -92,6 +94,7 @@ class CellRun:
         self.spec, self.arm = context.spec, declared
         if declared is not None:
             self.spec, self.arm = configured(context.spec, declared, dict(cell.settings))
+            step_grader(self.spec, self.arm)  # may refuse
         runtime = self.spec.runtime
         torch.set_num_threads(runtime.threads)
         self.device = resolve_device(runtime.device)
@@ -180,12 +183,15 @@ class CellRun:
                 model if lora else self.base.model, spec.sampling.temperature,
                 adapters_off=lora is not None,
             )  # fmt: skip
-        critic = build_critic(self.base, arm.critic.init, lora, seed) if arm.critic else None
+        separate, shared = arm.separate_critic, arm.shared_head
+        critic = build_critic(self.base, separate.init, lora, seed) if separate else None
+        hidden = int(self.base.model.config.hidden_size)
+        head = ValueHead(policy, hidden, shared.init, seed) if shared else None
         if critic is not None and spec.model.gradient_checkpointing:
             # As the policy, or the arm would be charged for a recomputation that it does not do.
             critic.trunk.gradient_checkpointing_enable()  # type: ignore[operator]
             critic.train()
-        learner = Learner(arm, policy, critic, spec.optimizer)
+        learner = Learner(arm, policy, critic, spec.optimizer, head)
         shapes = {"policy": ModelShape.from_model(model)}  # type: ignore[arg-type]
         if reference is not None:
             shapes["reference"] = ModelShape.from_model(self.base.model)
@@ -194,9 +200,8 @@ class CellRun:
         train_set = self.sets["train"]
         budget = spec.budget.model_copy(update={"limit": self.cell.limit})
         controls = Controls(seed, spec.sampling, spec.optimizer, budget)
-        judge = MathsJudge(
-            grader, train_set.problems, spec.reward, placebo=self.cell.arm == PLACEBO
-        )
+        placebo = self.cell.arm == PLACEBO
+        judge = MathsJudge(grader, train_set.problems, spec.reward, placebo=placebo)
         return Loop(
             arm=arm,
             controls=controls,
@@ -209,7 +214,17 @@ class CellRun:
             progress=Progress(
                 kl_coef=arm.kl.initial_coef, stream=StreamHash(spec.sampling.prompts_per_step)
             ),
+            step_judge=self._step_judge(arm),
         )
+
+    def _step_judge(self, arm: Arm) -> StepJudge | None:
+        grader = step_grader(self.spec, arm)
+        if grader is None:
+            return None
+        return StepJudge(
+            grader, self.sets["train"].problems, self.base.tokenizer,
+            placebo=self.cell.arm == PLACEBO,
+        )  # fmt: skip
 
     def _restore(self, loop: Loop, state: Mapping[str, Any]) -> None:
         self.folder.rewind(state.get("sizes", {}))

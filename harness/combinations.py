@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.parts.advantage import Advantage
 from harness.parts.aggregate import Aggregate, SequenceMean
 from harness.parts.clip import Clip, PPOClip
 from harness.parts.kl import KL, KLInLoss, KLInReward
+from harness.parts.process import ProcessSupervision
 from harness.parts.ratio import NoRatio, ProductRatio, Ratio, SequenceRatio, TokenRatio
 from harness.parts.sampling import Sampling
-from harness.parts.scale import Scale
+from harness.parts.scale import BatchStd, GroupStd, Scale
+from harness.parts.shaping import Shaping
 from harness.parts.trust_region import DivergenceMask
 
 
 def refusals(
     *,
     sampling: Sampling,
+    shaping: tuple[Shaping, ...],
     kl: KL,
+    advantage: Advantage,
     scale: Scale | None,
     ratio: Ratio,
     clip: Clip,
@@ -43,6 +48,7 @@ def refusals(
             f"{type(aggregate).__name__} would count it once for each token, so that long "
             "completions weigh more; take SequenceMean"
         )
+    yield from _of_steps(shaping, kl, advantage, scale)
     size = sampling.group_size
     if scale is not None and size is not None and size < scale.min_group:
         yield (
@@ -53,4 +59,27 @@ def refusals(
         yield (
             "dynamic sampling keeps groups with both right and wrong completions, and a group of "
             "one has never both; raise sampling.group_size"
+        )
+
+
+def _of_steps(
+    shaping: tuple[Shaping, ...], kl: KL, advantage: Advantage, scale: Scale | None
+) -> Iterator[str]:
+    """What ProcessSupervision would leave unread, and so undone."""
+    if not isinstance(advantage, ProcessSupervision):
+        return
+    if shaping:
+        yield (
+            f"{type(shaping[0]).__name__} shapes the completion's score, and ProcessSupervision "
+            "reads the scores of steps; leave shaping out"
+        )
+    if isinstance(kl, KLInReward):
+        yield (
+            "ProcessSupervision reads the scores of steps, so that a KL in the reward penalises "
+            "nothing; take KLInLoss or NoKL"
+        )
+    if isinstance(scale, (GroupStd, BatchStd)):
+        yield (
+            f"{type(scale).__name__} divides by the std of the completions' returns, and "
+            "ProcessSupervision has divided by that of the steps already; set scale to None"
         )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from harness.arm import Arm
 from harness.errors import CellError, DivergedError
-from harness.models import Critic, Policy, trim
+from harness.models import Critic, Policy, ValueHead, trim
 from harness.optimizer import MasterAdamW
 from harness.spec.schema import OptimizerSpec
 from harness.types import Minibatch
@@ -27,14 +27,24 @@ class Learner:
     """
 
     def __init__(
-        self, arm: Arm, policy: Policy, critic: Critic | None, optimizer: OptimizerSpec
+        self,
+        arm: Arm,
+        policy: Policy,
+        critic: Critic | None,
+        optimizer: OptimizerSpec,
+        head: ValueHead | None = None,
     ) -> None:
         self.arm, self.policy, self.critic, self.spec = arm, policy, critic, optimizer
-        self.policy_optimizer = MasterAdamW(policy.model, optimizer, optimizer.learning_rate)
+        self.head = head
+        trained = (
+            policy.model if head is None else nn.ModuleDict({"trunk": policy.model, "head": head})
+        )
+        self.policy_optimizer = MasterAdamW(trained, optimizer, optimizer.learning_rate)
         self.critic_optimizer = None
         if critic is not None:
-            assert arm.critic is not None
-            self.critic_optimizer = MasterAdamW(critic, optimizer, arm.critic.learning_rate)
+            assert arm.separate_critic is not None
+            rate = arm.separate_critic.learning_rate
+            self.critic_optimizer = MasterAdamW(critic, optimizer, rate)
 
     def update(
         self,
@@ -79,10 +89,9 @@ class Learner:
                 self.policy_optimizer, self.spec.learning_rate * rate, "policy"
             )
         if self.critic_optimizer is not None:
-            assert self.arm.critic is not None
-            totals["critic_grad_norm"] = self._step(
-                self.critic_optimizer, self.arm.critic.learning_rate * critic_rate, "critic"
-            )
+            assert self.arm.separate_critic is not None
+            rate = self.arm.separate_critic.learning_rate * critic_rate
+            totals["critic_grad_norm"] = self._step(self.critic_optimizer, rate, "critic")
         tokens = max(int(minibatch.mask.sum()), 1)
         return {
             name.removeprefix("sum/"): value / (tokens if name.startswith("sum/") else 1)
@@ -91,10 +100,19 @@ class Learner:
 
     def _policy_backward(self, x: Minibatch, kl_coef: float, totals: dict[str, float]) -> float:
         """Add this micro-batch's gradient and statistics; the largest |ratio - 1|."""
-        logprobs, top = self.policy.logprobs_and_top(x)
+        values = None
+        if self.head is not None:
+            logprobs, top, values = self.head.with_logprobs(x)
+        else:
+            logprobs, top = self.policy.logprobs_and_top(x)
         loss, stats = self.arm.policy_loss(x, logprobs, kl_coef, top)
-        loss.backward()
         totals["loss/policy"] += loss.item()
+        if values is not None:
+            assert self.arm.shared_head is not None
+            value_loss = self.arm.value_loss(x, values)
+            totals["loss/value"] += value_loss.item()
+            loss = loss + self.arm.shared_head.value_coef * value_loss
+        loss.backward()
         for name, value in stats.items():
             totals[name] += float(value)
         gap = torch.where(x.mask, logprobs.detach() - x.old_logprobs, 0.0)

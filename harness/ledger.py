@@ -30,6 +30,7 @@ COUNTS = (
     "completion_tokens",
     "updates",
     "reward_calls",
+    "steps_graded",
 )
 
 
@@ -38,8 +39,9 @@ class Ledger:
     """Counts since the start of a run, and of the current step.
 
     ``prompt_tokens`` counts each drawn prompt once: the engine reads it once for its whole group.
-    ``tokens`` is prompt plus completion tokens. FLOPs follow from ``lengths`` and the shapes alone,
-    so that an auditor can compute them again.
+    ``tokens`` is prompt plus completion tokens. ``reward_calls`` counts verdicts on completions,
+    ``steps_graded`` those on their worked steps, which few arms ask for. FLOPs follow from
+    ``lengths`` and the shapes alone, so that an auditor can compute them again.
     """
 
     shapes: Mapping[str, ModelShape]

@@ -237,13 +237,28 @@ class Policy:
 
     def logprobs(self, x: Rollout) -> Float[Tensor, "B T"]:
         """Log-probs of the sampled tokens at the sampling temperature; 0 on padding."""
-        return token_logprobs(self._logits(x), x.completion_ids, x.mask, self.temperature)
+        return token_logprobs(
+            self._forward(x).logits[:, :-1], x.completion_ids, x.mask, self.temperature
+        )
 
     def logprobs_and_top(
         self, x: Rollout
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T K"] | None]:
         """Those, and of the recorded top tokens, from one forward pass; None without any."""
-        logits = self._logits(x)
+        return self._chosen_and_top(self._forward(x).logits[:, :-1], x)
+
+    def logprobs_top_and_hidden(
+        self, x: Rollout
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T K"] | None, Float[Tensor, "B T H"]]:
+        """Those, and the trunk's output before each completion token, from one forward pass."""
+        T = x.completion_ids.shape[1]
+        out = self._forward(x, hidden=True)
+        chosen, top = self._chosen_and_top(out.logits[:, :-1], x)
+        return chosen, top, out.hidden_states[-1][:, -T - 1 : -1]
+
+    def _chosen_and_top(
+        self, logits: Float[Tensor, "B T V"], x: Rollout
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T K"] | None]:
         chosen = token_logprobs(logits, x.completion_ids, x.mask, self.temperature)
         if x.top_ids is None:
             return chosen, None
@@ -252,8 +267,8 @@ class Policy:
             full = (logits.to(dtype) / self.temperature).log_softmax(2)
         return chosen, full.gather(2, x.top_ids).masked_fill(~x.mask[:, :, None], 0.0)
 
-    def _logits(self, x: Rollout) -> Float[Tensor, "B T V"]:
-        """Logits of each completion token, given what stands before it."""
+    def _forward(self, x: Rollout, *, hidden: bool = False) -> Any:
+        """The model's output, logits from the last prompt token on."""
         ids = torch.cat([x.prompt_ids, x.completion_ids], 1)
         mask = torch.cat([x.prompt_mask, x.mask], 1)
         T = x.completion_ids.shape[1]
@@ -263,7 +278,8 @@ class Policy:
             position_ids=positions(mask),
             logits_to_keep=T + 1,
             use_cache=False,
-        ).logits[:, :-1]
+            **({"output_hidden_states": True} if hidden else {}),
+        )
 
 
 def token_logprobs(
@@ -300,15 +316,7 @@ class Critic(nn.Module):
     def __init__(self, trunk: nn.Module, hidden: int, init: str, seed: int) -> None:
         super().__init__()
         self.trunk = trunk
-        reference = next(trunk.parameters())
-        self.head = nn.Linear(hidden, 1, bias=True, dtype=torch.float32, device=reference.device)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
-        if init == "fresh_head":
-            generator = torch.Generator().manual_seed(stream_seed(seed, "critic"))
-            drawn = torch.randn(self.head.weight.shape, generator=generator)
-            with torch.no_grad():
-                self.head.weight.copy_(drawn / (hidden + 1) ** 0.5)
+        self.head = _scalar_head(hidden, init, seed, next(trunk.parameters()).device)
 
     def values(self, x: Rollout) -> Float[Tensor, "B T"]:
         """V of the state before each sampled token; 0 on padding."""
@@ -323,6 +331,36 @@ class Critic(nn.Module):
         ).last_hidden_state[:, -T - 1 : -1]
         values = self.head(hidden.to(self.head.weight.dtype)).squeeze(2)
         return torch.where(x.mask, values, torch.zeros_like(values))
+
+
+class ValueHead(nn.Module):
+    """A scalar head on the policy's trunk: values come with the policy's own forward pass."""
+
+    def __init__(self, policy: Policy, hidden: int, init: str, seed: int) -> None:
+        super().__init__()
+        self.policy = policy  # no module, so its weights are not this head's
+        self.head = _scalar_head(hidden, init, seed, next(policy.model.parameters()).device)
+
+    def with_logprobs(
+        self, x: Rollout
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T K"] | None, Float[Tensor, "B T"]]:
+        """Log-probs, those of recorded top tokens, and V before each token; 0 on padding."""
+        logprobs, top, hidden = self.policy.logprobs_top_and_hidden(x)
+        values = self.head(hidden.to(self.head.weight.dtype)).squeeze(2)
+        return logprobs, top, torch.where(x.mask, values, torch.zeros_like(values))
+
+
+def _scalar_head(hidden: int, init: str, seed: int, device: torch.device) -> nn.Linear:
+    """V = 0, or for ``fresh_head`` a linear read-out from N(0, 1/(hidden+1))."""
+    head = nn.Linear(hidden, 1, bias=True, dtype=torch.float32, device=device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    if init == "fresh_head":
+        generator = torch.Generator().manual_seed(stream_seed(seed, "critic"))
+        drawn = torch.randn(head.weight.shape, generator=generator)
+        with torch.no_grad():
+            head.weight.copy_(drawn / (hidden + 1) ** 0.5)
+    return head
 
 
 def build_critic(base: Base, init: str, lora: LoraSpec | None, seed: int) -> Critic:
@@ -351,5 +389,5 @@ def scored(
     with torch.no_grad():
         for rows in torch.arange(len(x), device=x.mask.device).split(micro_batch):
             part = score(trim(x.select(rows)))
-            found.append(nn.functional.pad(part, (0, T - part.shape[1])))
+            found.append(nn.functional.pad(part, (0, T - part.shape[-1])))
     return torch.cat(found)

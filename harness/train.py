@@ -19,8 +19,9 @@ from harness.errors import CellError
 from harness.identity import stream_seed
 from harness.learner import Learner
 from harness.ledger import Ledger
-from harness.models import Reference, scored
+from harness.models import Reference, ValueHead, scored
 from harness.rewards.maths import Verdict
+from harness.rewards.steps import StepJudge, steps_record
 from harness.samplers.sampler import Decoding, Drawn, Sampler
 from harness.spec.schema import BudgetSpec, OptimizerSpec, SamplingSpec
 from harness.types import Batch, Experience, Rollout, group_range, group_sum
@@ -77,6 +78,7 @@ class Loop:
     judge: Judge
     ledger: Ledger
     progress: Progress
+    step_judge: StepJudge | None = None  # where the arm rewards steps
 
     @property
     def finished(self) -> bool:
@@ -186,10 +188,10 @@ def _draw(
             [problems.prompts[i] for i in indices], size, loop.decoding, draw_seed
         )
     rows = [i for i in indices for _ in range(size)]
+    grade_seed = stream_seed(seed, "grade", progress.step, round_)
     with loop.ledger.timing("grade"):
-        verdicts, score, bonus, correct = loop.judge(
-            rows, drawn, stream_seed(seed, "grade", progress.step, round_)
-        )
+        verdicts, score, bonus, correct = loop.judge(rows, drawn, grade_seed)
+        steps = _judge_steps(loop, rows, drawn, grade_seed)
     if not bool(torch.isfinite(score).all()):
         row = int((~torch.isfinite(score)).nonzero()[0])
         raise CellError(f"the reward of problem {problems.problems[rows[row]].id!r} is not finite")
@@ -220,8 +222,19 @@ def _draw(
         behaviour_logprobs=drawn.logprobs,
         top_ids=drawn.top_ids,
         top_logprobs=drawn.top_logprobs,
+        **steps,
     )
     return rollout, verdicts
+
+
+def _judge_steps(loop: Loop, rows: list[int], drawn: Drawn, seed: int) -> dict[str, Tensor]:
+    """The rollout's fields on worked steps; none where the arm does not reward steps."""
+    if not loop.arm.advantage.needs_steps:
+        return {}
+    assert loop.step_judge is not None
+    steps = loop.step_judge(rows, drawn, seed)
+    loop.ledger.charge(steps_graded=int(steps.ends.sum()))
+    return {"step_ends": steps.ends, "step_scores": steps.scores}
 
 
 def join(rollouts: list[Rollout]) -> Rollout:
@@ -250,7 +263,8 @@ def _sampling_record(x: Rollout) -> dict[str, Any]:
     groups = len(torch.unique(x.group))
     size = group_sum(torch.ones_like(x.score), x.group)
     flat = (group_range(x.score, x.group) == 0).to(x.score) / size
-    return {
+    steps = {} if x.step_ends is None else {"worked_steps": steps_record(x)}
+    return steps | {
         "length_mean": float(lengths.double().mean()),
         "truncated_share": float((~x.finished).double().mean()),
         "entropy": float(-x.behaviour_logprobs[x.mask].double().mean()),
@@ -264,13 +278,17 @@ def observe(loop: Loop, rollout: Rollout, record: dict[str, Any], warmup: bool) 
     lengths = _lengths(rollout)
     head = int(rollout.mask.sum())
     with loop.ledger.timing("score"):
-        old = scored(learner.policy.logprobs, rollout, micro)
         ref = values = None
+        if learner.head is not None:
+            old, values = scored(_both(learner.head), rollout, micro).unbind(1)
+        else:
+            old = scored(learner.policy.logprobs, rollout, micro)
         if loop.reference is not None:
             ref = scored(loop.reference.logprobs, rollout, micro)
         if learner.critic is not None:
             values = scored(learner.critic.values, rollout, micro)
-    for role, present in (("policy", old), ("reference", ref), ("critic", values)):
+    critic = learner.critic  # a head's values come with the policy's pass
+    for role, present in (("policy", old), ("reference", ref), ("critic", critic)):
         if present is not None:
             loop.ledger.charge_score(role, lengths, head)
     experience = rollout.extend(Experience, old_logprobs=old, ref_logprobs=ref, values=values)
@@ -286,6 +304,16 @@ def observe(loop: Loop, rollout: Rollout, record: dict[str, Any], warmup: bool) 
             loop.progress.kl_coef, record["kl_to_reference"], len(batch)
         )
     return batch
+
+
+def _both(head: ValueHead) -> Callable[[Rollout], Tensor]:
+    """Log-probs and values of one forward pass, stacked: [B, 2, T]."""
+
+    def score(x: Rollout) -> Tensor:
+        logprobs, _, values = head.with_logprobs(x)
+        return torch.stack([logprobs, values.to(logprobs)], 1)
+
+    return score
 
 
 def _lengths(x: Rollout) -> Lengths:
@@ -357,7 +385,9 @@ def learn(loop: Loop, batch: Batch, record: dict[str, Any], warmup: bool) -> Non
     record["effective"] = {
         "learning_rate": spec.learning_rate * rates[0][0],
         "critic_learning_rate": (
-            loop.arm.critic.learning_rate * rates[0][1] if loop.arm.critic else None
+            loop.arm.separate_critic.learning_rate * rates[0][1]
+            if loop.arm.separate_critic
+            else None
         ),
         "temperature": loop.controls.decoding.temperature,
         "top_p": loop.controls.decoding.top_p,

@@ -73,6 +73,7 @@ CPPO = replace(GRPO, kl=None, average="tokens", clip=("prefix", 0.15, "top", "ad
 RULES = {
     "ppo": PPO,
     "ppo_ungrouped": PPO,
+    "ppo_shared_head": PPO,  # another model, the same arithmetic
     "vc_ppo": replace(PPO, score="signed", lambdas=(0.95, 1.0)),
     "vapo": replace(
         PPO, score="signed", kl=None, lambdas=("adaptive", 1.0), clip=(0.8, 1.28), imitate=0.1

@@ -26,7 +26,16 @@ from harness.data import PromptSet, PromptStream, StreamHash
 from harness.identity import digest
 from harness.learner import Learner
 from harness.ledger import Ledger
-from harness.models import Base, Critic, Policy, Reference, build_critic, scored, trainable
+from harness.models import (
+    Base,
+    Critic,
+    Policy,
+    Reference,
+    ValueHead,
+    build_critic,
+    scored,
+    trainable,
+)
 from harness.rewards.judge import MathsJudge
 from harness.rewards.maths import MathGrader, Outcome, Verdict
 from harness.samplers.hf import HFSampler
@@ -194,16 +203,21 @@ def trained(
     policy = Policy(copy.deepcopy(model), temperature)
     base = tiny_base(double_model(2))
     critic: Critic | None = None
-    if arm.critic is not None:
+    if arm.separate_critic is not None:
         critic = build_critic(base, "fresh_head", None, 0).double()
+    hidden = int(model.config.hidden_size)
+    head = ValueHead(policy, hidden, "fresh_head", 0).double() if arm.shared_head else None
     reference = Reference(base.model, temperature)
     options = {"learning_rate": 1e-2, "max_grad_norm": 0.1} | optimizer
-    learner = Learner(arm, policy, critic, OptimizerSpec(micro_batch=micro_batch, **options))
+    values = critic.values if critic is not None else None
+    if head is not None:
+        values = lambda x: head.with_logprobs(x)[2]  # noqa: E731
+    learner = Learner(arm, policy, critic, OptimizerSpec(micro_batch=micro_batch, **options), head)
     experience = rollout.extend(
         Experience,
         old_logprobs=scored(policy.logprobs, rollout, 1000),
         ref_logprobs=scored(reference.logprobs, rollout, 1000) if arm.kl.needs_reference else None,
-        values=scored(critic.values, rollout, 1000) if critic is not None else None,
+        values=scored(values, rollout, 1000) if values is not None else None,
     )
     batch = arm.credit(experience, kl_coef=arm.kl.initial_coef, max_new_tokens=12, warmup=warmup)
     return Trained(learner, batch)
@@ -262,14 +276,17 @@ def make_loop(
     if arm.kl.needs_reference:
         reference = Reference(base.model, drawing.temperature)
         shapes["reference"] = ModelShape.from_model(base.model)
-    if arm.critic is not None:
-        critic = build_critic(base, arm.critic.init, lora, seed)
+    separate, shared = arm.separate_critic, arm.shared_head
+    hidden = int(base.model.config.hidden_size)
+    head = ValueHead(policy, hidden, shared.init, seed) if shared else None
+    if separate is not None:
+        critic = build_critic(base, separate.init, lora, seed)
         shapes["critic"] = critic_shape(critic, base, shapes["policy"])
     grader: MathGrader = Rule()  # type: ignore[assignment]
     return Loop(
         arm=arm,
         controls=controls,
-        learner=Learner(arm, policy, critic, learning),
+        learner=Learner(arm, policy, critic, learning, head),
         reference=reference,
         sampler=sampler(policy.model),
         prompts=PromptStream(problems, seed),

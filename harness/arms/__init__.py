@@ -20,8 +20,10 @@ from harness.arms.gspo import GSPO
 from harness.arms.ladder import RUNGS
 from harness.arms.ppo import PPO, PPO_UNGROUPED
 from harness.arms.presets import OPENRLHF_PPO, TRL_GRPO, VERL_GRPO, VERL_PPO
+from harness.arms.process import GRPO_PROCESS
 from harness.arms.reinforce import REINFORCE_PP, REINFORCE_PP_BASELINE
 from harness.arms.rloo import RLOO
+from harness.arms.shared_head import PPO_SHARED_HEAD
 from harness.arms.vapo import VAPO, VC_PPO
 from harness.errors import InputError
 from harness.plugins import find, load_file
@@ -31,6 +33,7 @@ ARMS: dict[str, Arm] = {
     for arm in (
         PPO,
         PPO_UNGROUPED,
+        PPO_SHARED_HEAD,
         VC_PPO,
         VAPO,
         REINFORCE_PP,
@@ -39,6 +42,7 @@ ARMS: dict[str, Arm] = {
         GRPO,
         GRPO_CLIP_HIGHER,
         GRPO_FILTERED,
+        GRPO_PROCESS,
         DR_GRPO,
         LITE_PPO,
         DAPO,

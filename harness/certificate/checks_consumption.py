@@ -90,11 +90,14 @@ def check_graded(evidence: Evidence, design: Design) -> Iterator[Violation]:
             completions = step.spent.completions - before.completions
             graded = step.spent.reward_calls - before.reward_calls
             used, dropped = step.used, step.dropped
+            steps = step.worked_steps.graded if step.worked_steps else 0
             rules: list[tuple[str, int | str, int, str]] = [
                 ("prompts.drawn", drawn, step.prompts.drawn, "prompts drawn are not those charged"),
                 ("spent.completions", drawn * size, completions,
                  f"completions are not prompts x group size {size}"),
                 ("spent.reward_calls", completions, graded, "gradings are not the completions"),
+                ("spent.steps_graded", steps, step.spent.steps_graded - before.steps_graded,
+                 "steps charged are not the steps graded"),
                 ("outcomes", completions, sum(step.outcomes.values()),
                  "outcomes do not add up to the completions"),
                 ("used", completions - dropped.completions, used,

@@ -14,7 +14,7 @@ from harness.certificate.compare import (
     close,
     equal,
 )
-from harness.certificate.design import Design, part
+from harness.certificate.design import SHARED_HEAD, Design, part
 from harness.certificate.evidence import Cell, Evidence
 from harness.certificate.finding import MISSING, Violation, violation
 from harness.certificate.records import Effective, Run, Spent, Step
@@ -218,8 +218,11 @@ def _measured(cell: Cell, key: str, step: Step, parts: Mapping[str, Any]) -> Ite
         needed += ["imitation"] if parts.get("imitate") else []
     if part(parts, "kl").get("part") != "NoKL":
         needed.append("kl_to_reference")
-    if part(part(parts, "advantage"), "critic"):
-        needed += ["value_loss", "critic_grad_norm"]
+    if part(parts, "advantage").get("part") == "ProcessSupervision":
+        needed.append("worked_steps")
+    value = part(part(parts, "advantage"), "critic").get("part")
+    if value is not None:
+        needed += ["value_loss"] + ["critic_grad_norm"] * (value != SHARED_HEAD)
     for name in needed:
         if getattr(step, name) is None:
             yield violation(

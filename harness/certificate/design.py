@@ -165,6 +165,9 @@ class Design:
         return s.prompts_per_step * s.completions_per_prompt
 
 
+SHARED_HEAD = "SharedHead"  # values without a model of their own
+
+
 def part(parts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """One part, or one inside another; empty where the arm has none."""
     found = parts.get(name)
@@ -174,4 +177,5 @@ def part(parts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def models_beside_the_policy(parts: Mapping[str, Any]) -> set[str]:
     """The roles that an arm's parts ask for: a reference for a KL, a critic for an advantage."""
     roles = set() if part(parts, "kl").get("part") == "NoKL" else {"reference"}
-    return roles | ({"critic"} if part(part(parts, "advantage"), "critic") else set())
+    value = part(part(parts, "advantage"), "critic").get("part")
+    return roles | ({"critic"} if value not in (None, SHARED_HEAD) else set())

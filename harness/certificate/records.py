@@ -41,6 +41,7 @@ class Spent(Open):
     tokens: NonNegativeInt
     updates: NonNegativeInt
     reward_calls: NonNegativeInt
+    steps_graded: NonNegativeInt = 0
     flops: Amount
 
 
@@ -86,6 +87,14 @@ class Dropped(Open):
     completions: NonNegativeInt
 
 
+class WorkedSteps(Open):
+    """Of all sampled completions, where the arm rewards steps."""
+
+    graded: NonNegativeInt
+    per_completion: Amount
+    right_share: Share | None
+
+
 class Effective(Closed):
     """What a step really used."""
 
@@ -121,6 +130,7 @@ class Step(Open):
     truncated_share: Share
     entropy: Number
     zero_variance_share: Share
+    worked_steps: WorkedSteps | None = None
     kl_coef: Number | None
     accuracy: Share | None = None
     score_mean: Number | None = None

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from harness.knobs import knob
-from harness.parts.critic import Critic
+from harness.parts.critic import Critic, ValueModel
 from harness.types import (
     Experience,
     completion_return,
@@ -31,7 +31,7 @@ class Advantage(ABC):
 
     min_group: ClassVar[int] = 1  # completions per prompt it needs; the experiment checks
     needs_steps: ClassVar[bool] = False  # whether it reads step_ends and step_scores
-    critic: ClassVar[Critic | None] = None
+    critic: ClassVar[ValueModel | None] = None
 
     def assign(
         self, rewards: Float[Tensor, "B T"], x: Experience
@@ -74,7 +74,7 @@ class GAE(Advantage):
     gamma: float = 1.0
     gae_lambda: float = knob(1.0, choices=(0.9, 0.95, 0.99, 1.0))
     critic_lambda: float | None = None
-    critic: Critic = field(default_factory=Critic)  # type: ignore[assignment]
+    critic: ValueModel = field(default_factory=Critic)  # type: ignore[assignment]
 
     def __call__(
         self,

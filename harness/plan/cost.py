@@ -96,7 +96,7 @@ def shapes_of(spec: ExperimentSpec, arm: Arm, config: Mapping[str, Any]) -> dict
     shapes = {"policy": ModelShape.from_config(config, **adapters)}
     if arm.kl.needs_reference:
         shapes["reference"] = ModelShape.from_config(config, trained=False)
-    if arm.critic is not None:
+    if arm.separate_critic is not None:
         shapes["critic"] = ModelShape.from_config(
             config, scalar_head=True, head_bias=True, **adapters
         )

@@ -28,6 +28,7 @@ from harness.plan.speed import (
 from harness.plan.value import ArmPlan, Plan, SplitPlan, TimePlan
 from harness.plan.wall import Job, wall_seconds
 from harness.plan.warn import warnings_of
+from harness.rewards.steps import step_grader
 from harness.spec.schema import ExperimentSpec
 from harness.tasks.loading import LoadedSplit
 from harness.tune import space
@@ -41,7 +42,8 @@ def make_plan(context: Context, width: int | None = None) -> Plan:
         width: cells at once, for the time on the clock; 1 when None.
 
     Raises:
-        InputError: an unknown tuning path, a batch that does not divide, data that is missing or
+        InputError: an unknown tuning path, a batch that does not divide, an arm that rewards
+            steps on a task that cannot judge them, data that is missing or
             not what the spec pins, prompts or completions longer than the model holds, or a
             budget that does not pay for one step.
     """
@@ -75,7 +77,7 @@ def make_plan(context: Context, width: int | None = None) -> Plan:
 
 
 def _check_arms(spec: ExperimentSpec, found: Mapping[str, FoundArm]) -> None:
-    """Refuse groups that do not fit the batch and tuning paths that name nothing."""
+    """Refuse groups that do not fit the batch, steps that no task judges, unknown tuning paths."""
     sampling = spec.sampling
     batch = sampling.prompts_per_step * sampling.completions_per_prompt
     for name, arm in found.items():
@@ -87,6 +89,7 @@ def _check_arms(spec: ExperimentSpec, found: Mapping[str, FoundArm]) -> None:
                 f"completions (sampling.prompts_per_step {sampling.prompts_per_step} x "
                 f"completions_per_prompt {sampling.completions_per_prompt}); change one of them"
             )
+        step_grader(spec, arm.arm)
         if spec.tuning is not None:
             space(spec, arm.arm)
     for name in spec.tuning.arms if spec.tuning else ():

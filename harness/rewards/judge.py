@@ -26,6 +26,12 @@ def make_grader(spec: RewardSpec) -> MathGrader:
     )
 
 
+def blind_order(count: int, seed: int) -> list[int]:
+    """Whose verdict each completion of a placebo gets: a shuffle that looks at none of them."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(count, generator=generator).tolist()
+
+
 def reward_identity(spec: RewardSpec) -> dict[str, object]:
     """What a reward is pinned by: its rule's versions and what a verdict is worth."""
     return {
@@ -59,8 +65,7 @@ class MathsJudge:
         )
         order = list(range(len(verdicts)))
         if self.placebo:
-            generator = torch.Generator().manual_seed(seed)
-            order = torch.randperm(len(verdicts), generator=generator).tolist()
+            order = blind_order(len(verdicts), seed)
         judged = [verdicts[i] for i in order]
         correct = torch.tensor([v.correct for v in judged])
         bonus = torch.tensor([self.spec.format * (v.extracted is not None) for v in judged])

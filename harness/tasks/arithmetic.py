@@ -125,18 +125,32 @@ def check_steps(question: str, completion: str) -> list[bool]:
 
     A step is right when its arithmetic is right and the expression that the right steps before it
     have left allows that operation next (so ``2+3=5`` is wrong for ``2+3*4=``). A wrong step leaves
-    the expression as it was. An answer is right when it equals the question's value.
+    the expression as it was. An answer is right when it equals the question's value. Nothing
+    follows an answer: any piece after one is wrong, or saying it twice would be worth more.
     """
     rest, gold = parse_question(question), work(question)[-1].value
-    verdicts = []
+    verdicts: list[bool] = []
+    answered = False
     for piece in completion.split(STEP_SEPARATOR):
-        if piece.startswith(ANSWER_MARKER):
-            verdicts.append(piece == f"{ANSWER_MARKER}{gold}")
+        if answered or piece.startswith(ANSWER_MARKER):
+            verdicts.append(not answered and piece == f"{ANSWER_MARKER}{gold}")
+            answered = True
             continue
         step = next((s for s in map(rest.step, rest.allowed()) if s.text == piece), None)
         verdicts.append(step is not None)
         rest = rest if step is None else rest.reduce(step)
     return verdicts
+
+
+@dataclass(frozen=True)
+class ArithmeticSteps:
+    """``check_steps`` as the task declares it; the answer is the last step."""
+
+    separator: str = STEP_SEPARATOR
+    version: int = 1
+
+    def __call__(self, question: str, completion: str) -> list[bool]:
+        return check_steps(question, completion)
 
 
 def strategy(question: str, completion: str) -> str:

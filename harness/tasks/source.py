@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.tasks.task import Problem
+from harness.tasks.task import Problem, StepGrader
 
 Row = Mapping[str, Any]
 Part = Literal["all", "train", "validation"]
@@ -74,6 +74,7 @@ class TaskSource:
             **options)`` -> problems, the same ones for the same arguments.
         not_for_training: ids left out of ``train`` and ``validation``, and why.
         validation_size: problems held out of the training file for ``validation``.
+        steps: judges the steps of a worked completion; None where only answers can be graded.
     """
 
     name: str
@@ -82,6 +83,7 @@ class TaskSource:
     generate: Callable[..., list[Problem]] | None = None
     not_for_training: Mapping[str, str] = field(default_factory=dict)
     validation_size: int = 500
+    steps: StepGrader | None = None
 
     @property
     def procedural(self) -> bool:

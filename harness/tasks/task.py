@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,28 @@ class Problem:
     solution: str | None = None
     level: str | None = None
     subject: str | None = None
+
+
+class StepGrader(Protocol):
+    """What a task declares that can judge each step of a worked completion, beside its answer.
+
+    A completion's pieces between separators are its steps, the last one without a separator of
+    its own. Splitting and judging are exact: the same text gives the same steps.
+    """
+
+    @property
+    def separator(self) -> str:
+        """The text that ends a step."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Raised when a completion would be split or judged otherwise."""
+        ...
+
+    def __call__(self, question: str, completion: str) -> Sequence[bool]:
+        """The verdict on each piece of ``completion.split(separator)``, in order."""
+        ...
 
 
 def problems_sha256(problems: Sequence[Problem]) -> str:
