@@ -81,7 +81,7 @@ def _part(value: Any, other: Any) -> str:
     shared = other if isinstance(other, Mapping) else {}
     apart = [
         setting(inner)
-        for key, inner in value.items()
+        for key, inner in sorted(value.items())
         if key not in ("part", "version", "module") and not isinstance(inner, (Mapping, list))
         if key in shared and shared[key] != inner
     ]
