@@ -17,6 +17,7 @@ from harness.job import Context
 from harness.models import load_base, resolve_device
 from harness.record import input_hashes
 from harness.rewards.judge import make_grader
+from harness.rewards.steps import step_grader
 from harness.spec.load import read_yaml
 from harness.spec.schema import ExperimentSpec
 from harness.store import write_text
@@ -39,6 +40,7 @@ def make_lock(context: Context) -> dict[str, Any]:
     for arm in found.values():
         arm.arm.check(spec.sampling.completions_per_prompt)
         _check_groups(spec, arm.arm.name, arm.arm.group_size(spec.sampling.completions_per_prompt))
+        step_grader(spec, arm.arm)
         if spec.tuning:
             space(spec, arm.arm)
     base = load_base(spec.model, resolve_device(spec.runtime.device))

@@ -61,6 +61,17 @@ def recorded_top(arm: Arm, ids: Tensor, behaviour: Tensor) -> dict[str, Tensor]:
     }
 
 
+def worked_steps(arm: Arm, mask: Tensor) -> dict[str, Tensor]:
+    """Steps that end at every second token and the last but one, for an arm that rewards them."""
+    if not arm.advantage.needs_steps:
+        return {}
+    last = mask.sum(1, keepdim=True) - 2  # the last token of all but the shortest is in no step
+    at = torch.arange(LIMIT)
+    ends = mask & ((at % 2 == 1) & (at < last) | (at == last.clamp(min=0)))
+    right = wave(*mask.shape, speed=1.7) > 0
+    return {"step_ends": ends, "step_scores": (ends & right).double()}
+
+
 def top_logprobs(table: Tensor, x: Experience) -> Tensor | None:
     """Log-probs of the recorded tokens under the policy now."""
     if x.top_ids is None:
@@ -93,6 +104,7 @@ def fixed_experience(arm: Arm) -> Experience:
         ref_logprobs=now - far if arm.kl.needs_reference else None,
         values=wave(B, LIMIT, speed=0.5, height=0.4) * mask if arm.critic else None,
         **recorded_top(arm, ids, now - near),
+        **worked_steps(arm, mask),
     )
 
 

@@ -48,8 +48,9 @@ def test_the_shipped_arms_figures_have_not_moved(name):
 class Rule:
     """An arm, as its paper has it.
 
-    ``kl``: (place, coefficient, estimator). ``mean``: gae, group, others, none. ``std``: (over
-    what, ddof, eps). ``clip``: low and high bound of the ratio, or a rule and its numbers.
+    ``kl``: (place, coefficient, estimator). ``mean``: gae, group, others, none, or steps, which
+    have a std of their own. ``std``: (over what, ddof, eps). ``clip``: low and high bound of the
+    ratio, or a rule and its numbers.
     """
 
     score: str = "graded"
@@ -89,6 +90,7 @@ RULES = {
     ),
     "grpo": GRPO,
     "grpo_clip_higher": replace(GRPO, clip=(0.8, 1.28)),
+    "grpo_process": replace(GRPO, mean="steps", std=None),
     "grpo_filtered": GRPO,  # no group of the batch agrees
     "dr_grpo": DR_GRPO,
     "lite_ppo": Rule(std=("batch", 0, 1e-6), average="tokens"),
@@ -126,6 +128,7 @@ class ByHand:
         self.old, self.graded = x.old_logprobs.numpy(), x.score.numpy()
         self.ref = None if x.ref_logprobs is None else x.ref_logprobs.numpy()
         self.values = None if x.values is None else x.values.numpy()
+        self.steps = None if x.step_ends is None else (x.step_ends.numpy(), x.step_scores.numpy())
         self.tops = None if x.top_ids is None else (x.top_ids.numpy(), x.top_logprobs.numpy())
         self.table = SCRIPT.policy_table().numpy()
         self.p = softmax(self.table)
@@ -165,7 +168,22 @@ class ByHand:
                 )
         return found
 
+    def of_steps(self):
+        """Per token: the steps that end there or later, normalised by all of the group's."""
+        assert self.steps is not None
+        ends, scores = self.steps
+        found = {}
+        for i, n in enumerate(self.lengths):
+            rows = range(i // 4 * 4, i // 4 * 4 + 4)
+            pool = np.array([scores[r, s] for r, s in self.tokens if r in rows and ends[r, s]])
+            z = (scores[i] - pool.mean()) / (pool.std() + 1e-6)
+            for t in range(n):
+                found[i, t] = sum(z[s] for s in range(t, n) if ends[i, s])
+        return found
+
     def advantages(self):
+        if self.rule.mean == "steps":
+            return self.of_steps()
         rewards, raw = self.rewards(), {}
         total = np.array([sum(rewards[i, t] for t in range(n)) for i, n in enumerate(self.lengths)])
         groups = (slice(0, 4), slice(4, 8))

@@ -66,6 +66,14 @@ def recorded_top(old: torch.Tensor, rng: torch.Generator) -> dict[str, torch.Ten
     }
 
 
+def worked_steps(mask: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
+    """Steps that end at about two tokens in five, each right or wrong; some rows have none."""
+    rng = torch.Generator().manual_seed(seed + 1)
+    ends = (torch.rand(mask.shape, generator=rng) < 0.4) & mask
+    right = torch.rand(mask.shape, generator=rng) > 0.5
+    return {"step_ends": ends, "step_scores": (ends & right).double()}
+
+
 def draw(seed: int, prompts: int = 3, size: int = 3, *, continuous: bool = False) -> Draw:
     rng = torch.Generator().manual_seed(seed)
 
@@ -96,6 +104,7 @@ def draw(seed: int, prompts: int = 3, size: int = 3, *, continuous: bool = False
         ref_logprobs=old + normal(0.2),
         values=normal(0.5, 0.4),
         **recorded_top(old, rng),
+        **worked_steps(mask, seed),
     )
     assert x.values is not None
     return Draw(x, old + normal(0.25), x.values + normal(0.3))
@@ -132,7 +141,7 @@ def same(got: torch.Tensor, expected: torch.Tensor, rtol: float = 1e-12) -> None
 
 def change(x: Experience, rule: Callable[[torch.Tensor], torch.Tensor]) -> Experience:
     """The experience with a rule applied to each per-token field of numbers."""
-    tokens = ("old_logprobs", "ref_logprobs", "values", "behaviour_logprobs")
+    tokens = ("old_logprobs", "ref_logprobs", "values", "behaviour_logprobs", "step_scores")
     return dataclasses.replace(x, **{name: rule(getattr(x, name)) for name in tokens})
 
 
@@ -167,7 +176,9 @@ def test_padding_is_never_read(arm: Arm, junk: float, seed: int):
     def spoil(field: torch.Tensor) -> torch.Tensor:
         return torch.where(d.x.mask, field, torch.full_like(field, junk))
 
-    spoilt = Draw(change(d.x, spoil), spoil(d.logprobs), spoil(d.values))
+    assert d.x.step_ends is not None
+    x = dataclasses.replace(change(d.x, spoil), step_ends=d.x.step_ends | ~d.x.mask)
+    spoilt = Draw(x, spoil(d.logprobs), spoil(d.values))
     batch, minibatch, clean = learn(arm, d)
     batch2, minibatch2, found = learn(arm, spoilt)
     assert torch.equal(batch2.advantages, batch.advantages)
@@ -191,6 +202,7 @@ def test_more_padding_changes_nothing(arm: Arm, seed: int, extra: int):
     d = draw(seed)
     assert d.x.top_ids is not None
     assert d.x.top_logprobs is not None
+    assert d.x.step_ends is not None
 
     def widen(field: torch.Tensor) -> torch.Tensor:
         junk = torch.full((len(field), extra), float("nan"), dtype=field.dtype)
@@ -200,6 +212,7 @@ def test_more_padding_changes_nothing(arm: Arm, seed: int, extra: int):
     x = dataclasses.replace(
         change(d.x, widen),
         mask=torch.cat([d.x.mask, tokens.bool()], 1),
+        step_ends=torch.cat([d.x.step_ends, ~tokens.bool()], 1),
         completion_ids=torch.cat([d.x.completion_ids, tokens], 1),
         top_ids=torch.nn.functional.pad(d.x.top_ids, (0, 0, 0, extra)),
         top_logprobs=torch.nn.functional.pad(d.x.top_logprobs, (0, 0, 0, extra), value=-1e30),

@@ -89,6 +89,7 @@ def _tasks(plugins: list[Path]) -> list[dict[str, Any]]:
                 "task": task.name, "split": split, "problems": info.size,
                 "file": str(path) if path else None,
                 "here": "generated" if task.procedural else ("yes" if here else "no"),
+                "judges": "answers and steps" if task.steps else "answers",
             })  # fmt: skip
     return rows
 

@@ -10,9 +10,6 @@ TESTS = Path(__file__).parent.parent
 # Vectors of methods that no shipped arm, metric or account uses yet. Ship one, and its vectors
 # leave this list for a test of their own.
 NOT_YET_SHIPPED = {
-    "grpo_process_supervision_3step": "GRPO with process supervision",
-    "grpo_process_equal_steps_edge": "GRPO with process supervision",
-    "grpo_process_step_count_bias": "GRPO with process supervision",
     "trm_sequence_masks": "TRM",
     "ngrpo_neighbor_mixing": "N-GRPO",
     "ngrpo_table_arithmetic": "N-GRPO",
