@@ -139,36 +139,76 @@ class Arm:
 
     @torch.no_grad()
     def credit(self, x: Experience, *, kl_coef: float, max_new_tokens: int, warmup: bool) -> Batch:
-        """Assign credit: score -> shaped score -> per-token rewards -> advantages and returns."""
+        """Assign credit: score -> shaped score -> per-token rewards -> advantages and returns.
+
+        Raises:
+            InputError: a part returned something of another shape than its signature says.
+        """
         score = x.score.to(x.old_logprobs.dtype)
         for shape in self.shaping:
             score = shape(score, x, max_new_tokens)
+            self._expect(score, x.score.shape, "shaping", shape, "a score")
         old, ref, values = (
             None if field is None else zero_padding(field, x.mask)
             for field in (x.old_logprobs, x.ref_logprobs, x.values)
         )
         assert old is not None
-        rewards = at_last_token(score, x.mask) - kl_coef * self.kl.in_reward(old, ref)
-        rewards = zero_padding(rewards, x.mask)
+        penalty = self.kl.in_reward(old, ref)
+        if isinstance(penalty, Tensor):
+            self._expect(penalty, x.mask.shape, "kl", self.kl, "a penalty")
+        rewards = zero_padding(at_last_token(score, x.mask) - kl_coef * penalty, x.mask)
         x = dataclasses.replace(x, values=values)
-        advantages, returns = self.advantage.assign(rewards, x)
+        advantages, returns = self._assign(rewards, x)
         if warmup and self.critic is not None:
             returns = self.advantage.monte_carlo(rewards, x.mask)
         if self.scale is not None:
             advantages = self.scale(advantages, rewards, x.mask, x.group)
+            self._expect(advantages, x.mask.shape, "scale", self.scale, "advantages")
         advantages = zero_padding(advantages, x.mask)
         returns = None if returns is None else zero_padding(returns, x.mask)
-        keep = torch.ones_like(x.finished) if self.exclude is None else self.exclude.keep(x)
+        keep = torch.ones_like(x.finished)
+        if self.exclude is not None:
+            keep = self.exclude.keep(x)
+            self._expect(keep, x.finished.shape, "exclude", self.exclude, "a choice")
         return x.extend(Batch, rewards=rewards, advantages=advantages, returns=returns, keep=keep)
+
+    def _assign(self, rewards: Float[Tensor, "B T"], x: Experience) -> tuple[Tensor, Tensor | None]:
+        """Advantages and returns, of the shape that they must have."""
+        found = self.advantage.assign(rewards, x)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise InputError(
+                f"arm {self.name!r}: advantage {type(self.advantage).__name__} returned a "
+                f"{type(found).__name__}, expected a pair: advantages, and returns or None"
+            )
+        advantages, returns = found
+        self._expect(advantages, x.mask.shape, "advantage", self.advantage, "advantages")
+        if returns is not None:
+            self._expect(returns, x.mask.shape, "advantage", self.advantage, "returns")
+        return advantages, returns
+
+    def _expect(
+        self, found: object, shape: torch.Size, field: str, part: object, what: str
+    ) -> None:
+        """Refuse another shape than a part must return: it may broadcast, and mean nothing."""
+        if isinstance(found, Tensor) and found.shape == shape:
+            return
+        form = f"of shape {list(found.shape)}" if isinstance(found, Tensor) else f"as {found!r}"
+        raise InputError(
+            f"arm {self.name!r}: {field} {type(part).__name__} returned {what} {form}, expected "
+            f"{list(shape)} ({'completions, tokens' if len(shape) == 2 else 'completions'})"
+        )
 
     def weigh(self, x: Batch, *, max_new_tokens: int) -> Minibatch:
         """Fix each token's share of the loss for one optimizer step."""
-        kept = x.mask & x.keep[:, None]
-        if self.exclude is not None and self.exclude.denominator == "kept":
+        some = self.exclude is not None and self.exclude.denominator == "kept"
+        counted = x.mask[x.keep] if some else x.mask
+        shares = self.aggregate(counted, max_new_tokens)
+        self._expect(shares, counted.shape, "aggregate", self.aggregate, "weights")
+        if some:
             weights = torch.zeros_like(x.mask, dtype=torch.float64)
-            weights[x.keep] = self.aggregate(x.mask[x.keep], max_new_tokens)
+            weights[x.keep] = shares
         else:
-            weights = self.aggregate(x.mask, max_new_tokens) * kept
+            weights = shares * (x.mask & x.keep[:, None])
         return x.extend(
             Minibatch,
             weights=weights,
@@ -199,12 +239,15 @@ class Arm:
         ref = None if x.ref_logprobs is None else zero_padding(x.ref_logprobs, live)
         advantages = zero_padding(x.advantages, live)
         ratio = self.ratio(logprobs, anchor, x.mask)
+        self._expect(ratio, x.mask.shape, "ratio", self.ratio, "a ratio")
         tokens = _tokens(x, live, logprobs, anchor, top_logprobs)
         objective, clipped = self.clip(ratio, advantages, tokens)
+        self._expect(objective, x.mask.shape, "clip", self.clip, "an objective")
         surrogate = -(weights * objective).sum()
         loss, stats = surrogate, {"loss/surrogate": surrogate.detach()}
         kl = self.kl.in_loss(logprobs, ref)
         if kl is not None:
+            self._expect(kl, x.mask.shape, "kl", self.kl, "a penalty")
             penalty = kl_coef * (weights * kl).sum()
             loss, stats["loss/kl"] = loss + penalty, penalty.detach()
         if self.imitate is not None:
