@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from harness.combinations import refusals
+from harness.combinations import least_group, refusals
 from harness.errors import InputError
 from harness.identity import tree
 from harness.parts.advantage import Advantage
@@ -92,8 +92,9 @@ class Arm:
                 f"arm {self.name!r}: shaping is {self.shaping!r}; give a tuple of Shaping"
             )
         for line in refusals(
-            sampling=self.sampling, shaping=self.shaping, kl=self.kl, advantage=self.advantage,
-            scale=self.scale, ratio=self.ratio, clip=self.clip, aggregate=self.aggregate,
+            sampling=self.sampling, shaping=self.shaping, exclude=self.exclude, kl=self.kl,
+            advantage=self.advantage, scale=self.scale, ratio=self.ratio, clip=self.clip,
+            aggregate=self.aggregate, imitate=self.imitate,
         ):  # fmt: skip
             raise InputError(f"arm {self.name!r}: {line}")
 
@@ -129,11 +130,11 @@ class Arm:
         """
         size = self.group_size(completions_per_prompt)
         for part in (self.advantage, self.scale):
-            if part is not None and size < part.min_group:
+            if part is not None and size < least_group(part):
                 whose = "the arm sets" if self.sampling.group_size else "the spec gives"
                 raise InputError(
                     f"arm {self.name!r}: {type(part).__name__} needs at least "
-                    f"{part.min_group} completions per prompt, {whose} {size}; "
+                    f"{least_group(part)} completions per prompt, {whose} {size}; "
                     f"raise sampling.completions_per_prompt"
                 )
 
