@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from harness.report import write_report
 from harness.report.attribution import attribute, effects, shapley
 from harness.report.content import compose
 from harness.report.load import load_experiment
+from harness.report.notices import notices, summary
 from harness.report.scores import AVG, final_scores
 from harness.report.table_ladder import (
     in_words,
@@ -27,6 +30,7 @@ from harness.report.table_ladder import (
     ladder_sentences,
     ladder_tables,
 )
+from harness.report.tables import Table, by_arm
 
 sys.path.insert(0, str(Path(__file__).parent))
 import report_fixture
@@ -132,7 +136,7 @@ def test_all_effects_give_the_game_back():
 
 # Named so that nothing can be read from the names: x has neither of the second's parts, w both.
 MIXED = {"x": ("ppo", "ppo"), "y": ("grpo", "ppo"), "z": ("ppo", "grpo"), "w": ("grpo", "grpo")}
-KL_CHANGED = "kl KLInReward k1 0.05 → KLInLoss k3 0.04"
+KL_CHANGED = "kl: KLInReward k1 → KLInLoss k3"
 SKILLS = {"x": 0.30, "y": 0.34, "z": 0.36, "w": 0.52}
 
 
@@ -197,7 +201,7 @@ def test_the_attribution_follows_from_the_stored_counts(written: Path):
     assert kinds == {"total", "Shapley", "main effect", "largest interaction"}
     found = {key: float(r["value"]) for key, r in table.items()}
     shares = {axis: value for (kind, axis), value in found.items() if kind == "Shapley"}
-    expected = {KL_CHANGED: kl, "aggregate TokenMean → SequenceMean": aggregate}
+    expected = {KL_CHANGED: kl, "aggregate: TokenMean → SequenceMean": aggregate}
     assert shares == pytest.approx(expected, abs=1e-9)
     assert found["total", "w − x"] == pytest.approx(kl + aggregate, abs=1e-9)
     interaction = (v["w"] - v["y"] - v["z"] + v["x"]) / 2
@@ -291,21 +295,58 @@ def test_what_changed_is_read_from_the_parts_that_ran(results: Path):
         run["parts"]["clip"]["clip_high"] = 0.28
         path.write_text(json.dumps(run))
     changed = [r.changed for r in ladder_rungs(load_experiment(results)) if r.way == "forward"]
-    assert changed[1] == f"clip_high 0.2 → 0.28; {KL_CHANGED}"
+    assert changed[1] == f"clip_high: 0.2 → 0.28; {KL_CHANGED}"
 
 
 @pytest.mark.parametrize(
     ("axis", "words"),
     [
-        (Axis("advantage.gae_lambda", 0.95, 1.0), "gae_lambda 0.95 → 1"),
-        (Axis("sampling.group_size", 1, None), "group_size 1 → 4"),
-        (Axis("scale", {"part": "Whiten", "eps": 1e-8}, None), "scale Whiten → none"),
+        (Axis("advantage.gae_lambda", 0.95, 1.0), "gae_lambda: 0.95 → 1"),
+        (Axis("sampling.group_size", 1, None), "group_size: 1 → 4"),
+        (Axis("scale", {"part": "Whiten", "eps": 1e-8}, None), "scale: Whiten → none"),
         (
             Axis("scale", {"part": "Whiten", "ddof": 1}, {"part": "GroupStd", "ddof": 1}),
-            "scale Whiten → GroupStd",
+            "scale: Whiten → GroupStd",
         ),
-        (Axis("shaping", [], [{"part": "SignedScore"}]), "shaping none → SignedScore"),
+        (Axis("shaping", [], [{"part": "SignedScore"}]), "shaping: none → SignedScore"),
     ],
 )
 def test_a_change_in_words(axis: Axis, words: str):
     assert in_words(axis, report_fixture.SPEC) == words
+
+
+# -- what is said of many arms --------------------------------------------------------------------
+
+
+def test_of_a_long_ladder_curves_and_sentences_name_the_ends(written: Path):
+    experiment = load_experiment(written)
+    assert experiment.drawn == experiment.shown  # four can be told apart
+    more = tuple(f"extra_{n}" for n in range(5))
+    long = replace(experiment, arms=(*experiment.arms, *more))
+    assert long.drawn == ("base", "x", "w")
+    text = summary(long, final_scores(experiment))
+    assert re.findall(r"\b([xyzw]) \d", text) == ["x", "w"]
+    assert "2 more arms, between the ends of the ladder, are in the tables." in text
+
+
+def test_a_table_of_many_arms_has_a_row_for_each():
+    columns = ("test set", "metric", "one", "two", "three")
+    cells = ("t Avg 1 2 3", "t Greedy 4 5 6", "u Avg 7 8 9")
+    table = Table("final", "Final", "", columns, [row.split() for row in cells], labels=2)
+    turned = by_arm(table, columns[2:], lambda row: row[1])
+    assert turned.columns == ("test set", "arm", "Avg", "Greedy")
+    assert [list(row) for row in turned.rows] == [
+        ["t", "one", "1", "4"], ["t", "two", "2", "5"], ["t", "three", "3", "6"],
+        ["u", "one", "7", "–"], ["u", "two", "8", "–"], ["u", "three", "9", "–"],
+    ]  # fmt: skip
+
+
+def test_what_holds_for_several_arms_is_told_once(results: Path):
+    for arm, share in (("x", 0.85), ("y", 0.95)):
+        for path in (results / "runs" / arm).glob("seed-*/steps.jsonl"):
+            steps = [json.loads(line) for line in path.read_text().splitlines()]
+            lines = [json.dumps(s | {"zero_variance_share": share}) + "\n" for s in steps]
+            path.write_text("".join(lines))
+    experiment = load_experiment(results)
+    flat = [n for n in notices(experiment, final_scores(experiment)) if "equal scores" in n]
+    assert [n.partition(" of sampled groups")[0] for n in flat] == ["x: 85 %; y: 95 %"]

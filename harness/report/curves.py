@@ -37,7 +37,7 @@ def learning_curves(
     for panel, test in zip(axes, tests, strict=True):
         split = f"test.{test}"
         base = {c.seed: curve(c, split)[:1] for c in experiment.seed_cells("base")}
-        for arm in experiment.shown:
+        for arm in experiment.drawn:
             if arm != "base":
                 cells = experiment.seed_cells(arm)
                 drawn += _one_curve(panel, cells, split, unit, base, style[arm], arm)
@@ -49,7 +49,7 @@ def learning_curves(
         panel.set_xlabel(X_LABELS[unit])
         panel.set_xlim(left=0)
     axes[0].set_ylabel("Avg@n on test, %")
-    legend_below(figure, axes[0], experiment.shown)
+    legend_below(figure, axes[0], experiment.drawn)
     return figure if drawn else None
 
 
@@ -108,7 +108,7 @@ def step_panels(experiment: Experiment, keys: Mapping[str, str]) -> Figure | Non
     style, drawn = looks(experiment), 0
     for panel, (key, label) in zip(axes, keys.items(), strict=True):
         scale = 100 if label.endswith("%") else 1
-        for arm in experiment.shown:
+        for arm in experiment.drawn:
             found = [run for c in experiment.seed_cells(arm) if (run := _series(c, key))]
             if not found:
                 continue
@@ -119,7 +119,7 @@ def step_panels(experiment: Experiment, keys: Mapping[str, str]) -> Figure | Non
         panel.set_xlabel(X_LABELS["flops"])
         panel.set_ylabel(label)
         panel.set_xlim(left=0)
-    legend_below(figure, _fullest(axes), experiment.shown)
+    legend_below(figure, _fullest(axes), experiment.drawn)
     return figure if drawn else None
 
 
@@ -169,9 +169,9 @@ def k_curves(experiment: Experiment, scores: Sequence[TestScores]) -> Figure | N
     for place, test in enumerate(scores):
         for panel, kind in zip(axes[2 * place : 2 * place + 2], ("pass", "maj"), strict=True):
             metrics = [m for m in test.metrics if m.name == kind]
-            for arm, look in style.items():
+            for arm in experiment.drawn:
                 if arm in test.arms:
-                    _k_curve(panel, test, arm, metrics, look)
+                    _k_curve(panel, test, arm, metrics, style[arm])
             ks = [m.k for m in metrics if m.k]
             panel.set_xscale("log", base=2)
             panel.set_xticks(ks, [str(k) for k in ks])
@@ -179,7 +179,7 @@ def k_curves(experiment: Experiment, scores: Sequence[TestScores]) -> Figure | N
             panel.set_xlabel("K, log scale")
             panel.set_ylabel(f"{kind.capitalize()}@K, %")
             panel.set_title(f"{test.name}: {kind.capitalize()}@K")
-    legend_below(figure, axes[0], experiment.shown)
+    legend_below(figure, axes[0], experiment.drawn)
     return figure
 
 

@@ -8,62 +8,88 @@ from typing import TYPE_CHECKING
 
 from harness.report.load import Experiment
 from harness.report.scores import AVG, TestScores
-from harness.report.stats import Estimate
+from harness.report.stats import Difference, Estimate
 from harness.report.style import DARK, GREY, PALETTE, legend_below, panels
-from harness.report.table_ladder import attributed, axis_words, ladder_rungs
+from harness.report.table_ladder import Rung, attributed, axis_words, ladder_rungs, step_to
 from harness.report.tables import interval, signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 5.2  # inches of a panel: a phone's width shows its 9 pt letters at about 9 px
-WRAP = 26  # letters of a label
+WIDTH = 5.0  # inches of a panel: a phone's width then shows its letters at their size in print
+WRAP = 24  # letters of a label
 ROW = 0.36  # inches of a rung
-MEAN_EFFECT = "main effect"
+SMALL = 9
 
 
 def ladder_figure(experiment: Experiment, scores: Sequence[TestScores]) -> Figure | None:
-    """Score at each rung, from top to bottom, a panel for each way and test set."""
+    """Score at each rung from top to bottom, each way a block; a panel for each test set.
+
+    Beside each rung stands the paired difference to the one above.
+    """
     rungs = ladder_rungs(experiment)
-    ways = list(dict.fromkeys(rung.way for rung in rungs))
-    cells = [(test, way) for test in scores for way in ways]
-    if not any(rung.arm in test.arms for test in scores for rung in rungs):
+    tests = [t for t in scores if any(rung.arm in t.arms for rung in rungs)]
+    if not tests:
         return None
-    longest = max(sum(rung.way == way for rung in rungs) for way in ways)
-    figure, axes = panels(len(cells), WIDTH / (1.2 if len(cells) == 1 else 1), 0.9 + ROW * longest)
-    found = [t.arms[r.arm].estimates[AVG] for t in scores for r in rungs if r.arm in t.arms]
-    limits = _limits(found)
-    for panel, (test, way) in zip(axes, cells, strict=True):
-        chosen = [rung for rung in rungs if rung.way == way]
-        estimates = {
-            place: test.arms[rung.arm].estimates[AVG]
-            for place, rung in enumerate(chosen)
-            if rung.arm in test.arms
-        }
-        colour = PALETTE[ways.index(way)]
-        places = list(estimates)
-        means = [100 * e.mean for e in estimates.values()]
-        panel.plot(means, places, "-", color=colour, lw=1.0, alpha=0.45)
-        panel.errorbar(
-            means, places, xerr=_bars(list(estimates.values())), fmt="os"[ways.index(way)],
-            color=colour, ms=6, lw=1.6, capsize=3,
-        )  # fmt: skip
-        labels = [_label(r.arm if r.before is None else r.changed) for r in chosen]
-        panel.set_yticks(range(len(chosen)), labels, fontsize=9)
-        panel.get_yticklabels()[0].set_fontweight("bold")
-        panel.set_ylim(len(chosen) - 0.5, -0.5)
-        panel.set_xlim(*limits)
+    ways = list(dict.fromkeys(rung.way for rung in rungs))
+    lines = _lines(rungs)
+    figure, axes = panels(len(tests), _width(len(tests)), 0.6 + ROW * (max(lines) + 1))
+    for panel, test in zip(axes, tests, strict=True):
+        for place, way in enumerate(ways):
+            block = [(y, r) for y, r in zip(lines, rungs, strict=True) if r.way == way]
+            _block(panel, test, block, PALETTE[place], "os"[place])
+        panel.set_yticks(
+            lines, [_label(r.changed if r.before else f"{r.way}: {r.arm}") for r in rungs]
+        )
+        for label, rung in zip(panel.get_yticklabels(), rungs, strict=True):
+            label.set_fontsize(SMALL)
+            label.set_fontweight("normal" if rung.before else "bold")
+        panel.set_ylim(max(lines) + 0.6, -1)
+        panel.grid(axis="y", visible=False)
         panel.set_xlabel(f"{test.label(AVG)} on {test.name}, %")
-        panel.set_title(f"{way}: {chosen[0].arm} to {chosen[-1].arm}", fontsize=10)
+        _beside(panel, -0.65, "step, points")
     return figure
 
 
-def _limits(found: Sequence[Estimate]) -> tuple[float, float]:
-    low = min(e.mean if e.low is None else e.low for e in found)
-    high = max(e.mean if e.high is None else e.high for e in found)
-    margin = 0.06 * (high - low) or 0.01
-    return 100 * (low - margin), 100 * (high + margin)
+def _width(count: int) -> float:
+    """A single panel is drawn wider by ``panels``; here it should not be."""
+    return WIDTH / 1.2 if count == 1 else WIDTH
+
+
+def _lines(rungs: Sequence[Rung]) -> list[int]:
+    """The line on which each rung stands: a blank one between the blocks."""
+    ways = list(dict.fromkeys(rung.way for rung in rungs))
+    return [place + ways.index(rung.way) for place, rung in enumerate(rungs)]
+
+
+def _block(
+    panel: Axes, test: TestScores, block: Sequence[tuple[int, Rung]], colour: str, marker: str
+) -> None:
+    there = [(y, rung) for y, rung in block if rung.arm in test.arms]
+    found = [test.arms[rung.arm].estimates[AVG] for _, rung in there]
+    means, lines = [100 * e.mean for e in found], [y for y, _ in there]
+    panel.plot(means, lines, "-", color=colour, lw=1.0, alpha=0.5)
+    panel.errorbar(
+        means, lines, xerr=_bars(found), fmt=marker, color=colour, ms=5.5, lw=1.4, capsize=2.5
+    )
+    for y, rung in there:
+        step = step_to(test, rung).get(AVG)
+        if step is not None:
+            _beside(panel, y, _shown(step), bold=step.excludes_zero)
+
+
+def _beside(panel: Axes, y: float, text: str, *, bold: bool = False) -> None:
+    """A text right of the panel, at a height in data."""
+    panel.annotate(
+        text, (1.02, y), xycoords=("axes fraction", "data"), va="center", fontsize=SMALL,
+        color=DARK, fontweight="bold" if bold else "normal", annotation_clip=False,
+    )  # fmt: skip
+
+
+def _shown(gap: Difference) -> str:
+    e = gap.estimate
+    return f"{signed(100 * e.mean)} {interval(e.low, e.high, sign=True)}"
 
 
 def _bars(found: Sequence[Estimate]) -> list[list[float]]:
@@ -74,7 +100,11 @@ def _bars(found: Sequence[Estimate]) -> list[list[float]]:
 
 
 def _label(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, WRAP, break_on_hyphens=False))
+    """In lines: what changed, and below it what to what, where both do not fit on one."""
+    if len(text) <= WRAP:
+        return text
+    lines = text.replace(": ", ":\n").splitlines()
+    return "\n".join(part for x in lines for part in textwrap.wrap(x, WRAP + 6))
 
 
 def attribution_figure(experiment: Experiment, scores: Sequence[TestScores]) -> Figure | None:
@@ -83,39 +113,30 @@ def attribution_figure(experiment: Experiment, scores: Sequence[TestScores]) -> 
     if not found:
         return None
     rows = len(found[0][1].design.axes) + 1
-    figure, axes = panels(len(found), WIDTH / (1.2 if len(found) == 1 else 1), 1.2 + 0.52 * rows)
+    figure, axes = panels(len(found), _width(len(found)), 1.0 + 0.46 * rows)
     for panel, (test, attribution) in zip(axes, found, strict=True):
-        words = axis_words(experiment, attribution)
-        shares = [attribution.shapley[axis][AVG] for axis in attribution.design.axes]
-        mains = [attribution.effects[frozenset({a})][AVG] for a in attribution.design.axes]
+        words, names = axis_words(experiment, attribution), attribution.design.axes
+        gaps = [*(attribution.shapley[a][AVG] for a in names), attribution.total[AVG]]
+        mains = [attribution.effects[frozenset({a})][AVG].estimate.mean for a in names]
         first, last = attribution.design.ends
-        every = [*shares, attribution.total[AVG]]
-        labels = [*(words[axis] for axis in attribution.design.axes), f"total: {last} − {first}"]
-        colours = [PALETTE[0]] * len(shares) + [GREY]
-        _shapley_bars(panel, [gap.estimate for gap in every], colours)
-        panel.plot(
-            [100 * gap.estimate.mean for gap in mains], range(len(mains)), "D", color=PALETTE[1],
-            ms=5, mec="white", mew=0.6, label=MEAN_EFFECT, zorder=4,
+        labels = [*(words[a] for a in names), f"total: {last} − {first}"]
+        estimates = [gap.estimate for gap in gaps]
+        panel.barh(
+            range(rows), [100 * e.mean for e in estimates], height=0.55, label="Shapley value",
+            color=[*["#7FB8D8"] * len(names), "#C4C4C4"], xerr=_bars(estimates),
+            error_kw={"lw": 1.3, "capsize": 3, "ecolor": DARK},
         )  # fmt: skip
+        panel.plot(
+            [100 * mean for mean in mains], range(len(names)), "D", color=PALETTE[1], ms=5,
+            mec="white", mew=0.6, label="main effect", zorder=4,
+        )  # fmt: skip
+        for y, gap in enumerate(gaps):
+            _beside(panel, y, _shown(gap), bold=gap.excludes_zero)
         panel.axvline(0, color=DARK, lw=0.8)
-        panel.axhline(len(shares) - 0.5, color=DARK, lw=0.6)
-        panel.set_yticks(range(len(every)), [_label(text) for text in labels], fontsize=9)
-        panel.set_ylim(len(every) - 0.5, -0.5)
+        panel.axhline(len(names) - 0.5, color=GREY, lw=0.8)
+        panel.set_yticks(range(rows), [_label(text) for text in labels], fontsize=SMALL)
+        panel.set_ylim(rows - 0.5, -0.5)
         panel.grid(axis="y", visible=False)
         panel.set_xlabel(f"points of {test.label(AVG)} on {test.name}")
     legend_below(figure, axes[0])
     return figure
-
-
-def _shapley_bars(panel: Axes, found: Sequence[Estimate], colours: Sequence[str]) -> None:
-    panel.barh(
-        range(len(found)), [100 * e.mean for e in found], height=0.5, color=colours, alpha=0.75,
-        xerr=_bars(found), error_kw={"lw": 1.4, "capsize": 3, "ecolor": DARK},
-        label="Shapley value",
-    )  # fmt: skip
-    for place, e in enumerate(found):
-        shown = f"{signed(100 * e.mean)} {interval(e.low, e.high, sign=True)}"
-        panel.annotate(
-            shown, (0.5, place + 0.28), xycoords=("axes fraction", "data"), ha="center", va="top",
-            fontsize=8, color=DARK,
-        )  # fmt: skip

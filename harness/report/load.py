@@ -14,6 +14,7 @@ from harness.store import CellFolder, read_json
 
 Status = Literal["done", "failed", "unfinished", "missing"]
 CONTROL_ARMS = ("base", "placebo")
+MANY = 8  # arms: of more, curves and sentences cannot name each one
 _CELL_NAME = re.compile(
     r"^(?:trial-(?P<trial>\d+)(?:-seed-(?P<tuning_seed>-?\d+))?|seed-(?P<seed>-?\d+))$"
 )
@@ -108,6 +109,14 @@ class Experiment:
     def shown(self) -> tuple[str, ...]:
         """Controls first, then the arms: the order of every table and figure."""
         return self.controls + self.arms
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """Those of ``shown`` that curves and sentences name: all, or the ends of a long ladder."""
+        ends = {arm for arms in self.ladder.values() for arm in (arms[0], arms[-1])}
+        if len(self.arms) <= MANY or not ends:
+            return self.shown
+        return self.controls + tuple(arm for arm in self.arms if arm in ends)
 
     @property
     def seeds(self) -> tuple[int, ...]:

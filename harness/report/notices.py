@@ -32,7 +32,8 @@ def summary(experiment: Experiment, scores: Sequence[TestScores]) -> str:
     if not scores or not any(a in scores[0].arms for a in experiment.arms):
         return "No arm has a finished seed yet, so there is nothing to compare."
     test = scores[0]
-    found = {a: test.arms[a].estimates[AVG] for a in experiment.arms if a in test.arms}
+    named = [a for a in experiment.drawn if a in experiment.arms and a in test.arms]
+    found = {a: test.arms[a].estimates[AVG] for a in named}
     listed = ", ".join(f"{arm} {in_percent(e)}" for arm, e in found.items())
     label = test.label(AVG)
     text = (
@@ -41,7 +42,9 @@ def summary(experiment: Experiment, scores: Sequence[TestScores]) -> str:
     )
     if "base" in test.arms:
         text += f"; the untrained base {in_percent(test.arms['base'].estimates[AVG])}"
-    return f"{text}. {_overlap(found)} {_paired_sentence(experiment, test)}"
+    more = len(test.arms.keys() & set(experiment.arms)) - len(found)
+    rest = f" {more} more arms, between the ends of the ladder, are in the tables." if more else ""
+    return f"{text}. {_overlap(found)} {_paired_sentence(experiment, test)}{rest}"
 
 
 def _overlap(found: dict[str, Estimate]) -> str:
@@ -65,7 +68,8 @@ def _paired_sentence(experiment: Experiment, test: TestScores) -> str:
         return f"The baseline {baseline} has no finished seed, so nothing is paired with it."
     gaps = {
         arm: gap
-        for arm in experiment.arms
+        for arm in experiment.drawn
+        if arm in experiment.arms
         if arm != baseline and arm in test.arms and (gap := paired(test, arm, baseline).get(AVG))
     }
     if not gaps:
@@ -153,36 +157,40 @@ def _overspent(experiment: Experiment) -> Iterator[str]:
 
 
 def _by_arm(experiment: Experiment) -> Iterator[str]:
+    """What holds for single arms; where it holds for several, they are told together."""
+    found: dict[str, dict[str, str]] = {}
+
+    def note(what: str, arm: str, value: str) -> None:
+        found.setdefault(what, {})[arm] = value
+
     for arm in experiment.shown:
         flat, _ = mean_of_steps(experiment, arm, "zero_variance_share")
         if flat is not None and flat > MOSTLY_FLAT:
-            yield (
-                f"{arm}: {percent(flat, 0)} % of sampled groups had equal scores throughout, so "
-                "most completions carried no learning signal from the group."
-            )
+            note(_FLAT, arm, f"{percent(flat, 0)} %")
         cut, _ = mean_of_steps(experiment, arm, "truncated_share")
         if cut is not None and cut > MUCH_TRUNCATED:
-            yield (
-                f"{arm}: {percent(cut, 0)} % of training completions were cut at the length "
-                "limit; scores partly measure that limit."
-            )
+            note(_CUT, arm, f"{percent(cut, 0)} %")
         explained, _ = mean_of_steps(experiment, arm, "explained_variance")
         if explained is not None and 0 <= explained < WEAK_CRITIC:
-            yield (
-                f"{arm}: the critic explained {percent(explained, 0)} % of the variance of "
-                "returns; so weak a critic gives the arm little of what sets it apart."
-            )
+            note(_WEAK, arm, f"the critic explained {percent(explained, 0)} %")
         if explained is not None and explained < 0:
-            yield (
-                f"{arm}: the critic's explained variance averaged {fixed(explained, 2)}; below 0 "
-                "it predicts worse than a constant, so its baseline adds noise."
-            )
+            note(_WORSE, arm, f"the critic's explained variance averaged {fixed(explained, 2)}")
         kl = kl_to_base(experiment, arm)
         if kl is not None and kl > LARGE_KL:
-            yield (
-                f"{arm}: the final policy is {fixed(kl, 1)} nats a completion from the base, a "
-                "large distance; look at its samples."
-            )
+            note(_FAR, arm, f"the final policy is {fixed(kl, 1)}")
+    for what, values in found.items():
+        yield "; ".join(f"{arm}: {value}" for arm, value in values.items()) + what
+
+
+# What follows the arms and their numbers.
+_FLAT = (
+    " of sampled groups had equal scores throughout, so most completions carried no learning "
+    "signal from the group."
+)
+_CUT = " of training completions were cut at the length limit; scores partly measure that limit."
+_WEAK = " of the variance of returns; so weak a critic gives the arm little of what sets it apart."
+_WORSE = "; below 0 it predicts worse than a constant, so its baseline adds noise."
+_FAR = " nats a completion from the base, a large distance; look at its samples."
 
 
 def _clips(experiment: Experiment) -> Iterator[str]:

@@ -50,6 +50,7 @@ class _Recipe:
     table: str  # where its numbers stand, or ""
     draw: Callable[[], Figure | None]
     measured: bool = False
+    curves: bool = False  # an arm a curve, of those that can be told apart
 
 
 def draw_plots(experiment: Experiment, scores: Sequence[TestScores]) -> list[Plot]:
@@ -63,7 +64,7 @@ def draw_plots(experiment: Experiment, scores: Sequence[TestScores]) -> list[Plo
                     Plot(
                         recipe.name,
                         recipe.title,
-                        recipe.caption,
+                        _caption(experiment, recipe),
                         _alt(experiment, recipe),
                         render(figure),
                         sum(axes.axison for axes in figure.axes),
@@ -75,7 +76,16 @@ def draw_plots(experiment: Experiment, scores: Sequence[TestScores]) -> list[Plo
 
 def _alt(experiment: Experiment, recipe: _Recipe) -> str:
     where = f" The numbers are in table {recipe.table}." if recipe.table else ""
-    return f"{recipe.title}, for {', '.join(experiment.shown)}. {recipe.caption}{where}"
+    arms = experiment.drawn if recipe.curves else experiment.shown
+    return f"{recipe.title}, for {', '.join(arms)}. {recipe.caption}{where}"
+
+
+def _caption(experiment: Experiment, recipe: _Recipe) -> str:
+    """With a word on the arms that are not drawn."""
+    left_out = len(experiment.shown) - len(experiment.drawn)
+    if not recipe.curves or not left_out:
+        return recipe.caption
+    return f"{recipe.caption} Drawn are the ladder's ends; {left_out} more arms are in the tables."
 
 
 def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_Recipe]:
@@ -87,6 +97,7 @@ def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_
             "final",
             lambda unit=unit: learning_curves(experiment, scores, unit),
             measured=unit == "seconds",
+            curves=True,
         )
     yield _Recipe(
         "pass_maj_at_k",
@@ -94,12 +105,14 @@ def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_
         "Final evaluation, mean over seeds with its 95 % bootstrap band.",
         "final",
         lambda: k_curves(experiment, scores),
+        curves=True,
     )
     yield _Recipe(
         "ladder",
         "The ladder, rung by rung",
-        "From top to bottom, each rung with one more change than the last; mean over seeds with "
-        "its 95 % bootstrap interval over seeds and problems.",
+        "Each rung has one more change than the one above it; mean over seeds with its 95 % "
+        "bootstrap interval over seeds and problems. Right: the difference to the rung above, "
+        "paired by seed and problem; bold where its interval leaves out 0.",
         "ladder",
         lambda: ladder_figure(experiment, scores),
     )
@@ -107,7 +120,7 @@ def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_
         "attribution",
         "What each axis accounts for",
         "Shapley values over all mixtures of the axes, paired by seed and problem, with their 95 % "
-        "bootstrap intervals; they sum to the total. Diamonds: main effects of the factorial.",
+        "bootstrap intervals (bold: leaves out 0); they sum to the total. Diamonds: main effects.",
         "attribution",
         lambda: attribution_figure(experiment, scores),
     )
@@ -118,6 +131,7 @@ def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_
         "between arms that shape the reward.",
         "diagnostics",
         lambda: training_curves(experiment),
+        curves=True,
     )
     yield _Recipe(
         "length_entropy",
@@ -128,6 +142,7 @@ def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_
             experiment,
             {"length_mean": "completion length, tokens", "entropy": "entropy, nats/token"},
         ),
+        curves=True,
     )
     yield _Recipe(
         "signal",
@@ -144,6 +159,7 @@ def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_
                 "clip_fraction_low": "clipped below, %",
             },
         ),
+        curves=True,
     )
     yield _Recipe(
         "tuning",

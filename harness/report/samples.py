@@ -45,7 +45,7 @@ def side_by_side(experiment: Experiment) -> list[Comparison]:
     """
     split = f"test.{next(iter(experiment.spec['data']['test']))}"
     for seed in experiment.seeds:
-        found = {arm: _of_cell(experiment, arm, seed, split) for arm in experiment.shown}
+        found = {arm: _of_cell(experiment, arm, seed, split) for arm in experiment.drawn}
         found = {arm: samples for arm, samples in found.items() if samples}
         if found:
             return _compare(found)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (6, 2, 1, 2)), (0, (2, 1.5)), (0, (9, 2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LEGEND_LINE, FREE_LINES = 0.22, 4  # inches of a legend's line; lines that need no more room
 GREY, DARK = "#767676", "#333333"
 HATCHES = ("", "//", "\\\\", "--", "||", "xx", "++", "oo")
 
@@ -97,11 +98,15 @@ def legend_below(figure: Figure, axes: Axes, order: Sequence[str] = ()) -> None:
     found = dict(zip(labels, handles, strict=True))
     names = [n for n in order if n in found] + [n for n in found if n not in order]
     if names:
+        columns = _columns(figure, names)
+        lines = math.ceil(len(names) / columns)
+        # What is drawn keeps its size: a legend of many lines is added to the figure's height.
+        figure.set_figheight(figure.get_figheight() + LEGEND_LINE * max(0, lines - FREE_LINES))
         figure.legend(
             [found[n] for n in names],
             names,
             loc="outside lower center",
-            ncols=_columns(figure, names),
+            ncols=columns,
             handlelength=3.2,
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 from harness.axes import Axis, axes
 from harness.report.attribution import Attribution, attribute
 from harness.report.load import Experiment
-from harness.report.scores import AVG, TestScores, paired
+from harness.report.scores import AVG, Metric, TestScores, paired
 from harness.report.stats import Difference
 from harness.report.table_design import parts_of
 from harness.report.tables import (
@@ -62,27 +62,27 @@ def ladder_rungs(experiment: Experiment) -> list[Rung]:
 
 
 def in_words(axis: Axis, spec: Mapping[str, Any]) -> str:
-    """``gae_lambda 0.95 → 1``; of two parts, their classes and the settings that they share."""
+    """``gae_lambda: 0.95 → 1``; of two parts, their classes and what they call otherwise."""
     name = axis.path.rpartition(".")[2]
     pair = (axis.before, axis.after)
     if axis.path == "sampling.group_size":  # None leaves it to the control
         control = (spec.get("sampling") or {}).get("completions_per_prompt")
         pair = tuple(control if value is None else value for value in pair)
     before, after = (_part(value, other) for value, other in (pair, pair[::-1]))
-    return f"{name} {before} → {after}"
+    return f"{name}: {before} → {after}"
 
 
 def _part(value: Any, other: Any) -> str:
-    """A value; a part by its class, and by what it sets otherwise than the other part does."""
+    """A value; a part by its class, and by the names that it gives to what the other has too."""
     if isinstance(value, list):
         return " + ".join(_part(item, None) for item in value) or "none"
     if not isinstance(value, Mapping):
         return setting(value)
     shared = other if isinstance(other, Mapping) else {}
     apart = [
-        setting(inner)
+        inner
         for key, inner in sorted(value.items())
-        if key not in ("part", "version", "module") and not isinstance(inner, (Mapping, list))
+        if key not in ("part", "module") and isinstance(inner, str)
         if key in shared and shared[key] != inner
     ]
     return " ".join([str(value.get("part", value)), *apart])
@@ -105,7 +105,7 @@ def _ladder_table(experiment: Experiment, scores: Sequence[TestScores]) -> Table
         for rung in rungs:
             score = test.arms[rung.arm].estimates[AVG] if rung.arm in test.arms else None
             head = [test.name, rung.way, str(rung.number), rung.arm, rung.changed]
-            rows.append([*head, in_percent(score), *_gap(_step(test, rung).get(AVG))])
+            rows.append([*head, in_percent(score), *_gap(step_to(test, rung).get(AVG))])
             records += _rung_records(test, rung)
     return Table(
         name="ladder",
@@ -135,7 +135,8 @@ def _gap(found: Difference | None) -> list[str]:
     ]
 
 
-def _step(test: TestScores, rung: Rung) -> Mapping[Any, Difference]:
+def step_to(test: TestScores, rung: Rung) -> Mapping[Metric, Difference]:
+    """The paired differences to the rung before; empty for a first or an unfinished one."""
     if rung.before is None or rung.arm not in test.arms or rung.before not in test.arms:
         return {}
     return paired(test, rung.arm, rung.before)
@@ -144,7 +145,7 @@ def _step(test: TestScores, rung: Rung) -> Mapping[Any, Difference]:
 def _rung_records(test: TestScores, rung: Rung) -> Iterator[dict[str, Any]]:
     if rung.arm not in test.arms:
         return
-    steps = _step(test, rung)
+    steps = step_to(test, rung)
     for metric, score in test.arms[rung.arm].estimates.items():
         yield {
             "test": test.name, "metric": metric.name, "k": metric.k, "samples": test.samples,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.report.load import Experiment
+from harness.report.load import MANY, Experiment
 from harness.report.scores import AVG, ArmScores, Metric, TestScores, paired
 from harness.report.stats import Difference, Estimate
 from harness.report.tables import (
     NOTHING,
     Table,
     budget,
+    by_arm,
     fixed,
     in_percent,
     in_points,
@@ -57,7 +58,7 @@ def final_table(experiment: Experiment, scores: Sequence[TestScores]) -> Table:
             rows.append(row)
         seeds = [str(len(test.arms[a].seeds)) if a in test.arms else "0" for a in experiment.shown]
         rows.append([test.name, "seeds", *seeds])
-    return Table(
+    table = Table(
         name="final",
         title=f"Score at a matched budget of {budget(experiment.spec)}",
         note=f"{INTERVAL_NOTE} Avg@n is the mean over n samples of each problem, which is pass@1. "
@@ -68,6 +69,8 @@ def final_table(experiment: Experiment, scores: Sequence[TestScores]) -> Table:
         labels=2,
         sources=_folders(scores),
     )
+    many = len(experiment.arms) > MANY
+    return by_arm(table, experiment.shown, lambda row: row[1]) if many else table
 
 
 def _paired_table(
@@ -162,7 +165,7 @@ def levels_table(experiment: Experiment, scores: Sequence[TestScores]) -> Table:
                     records.append(record | {"by": key, "group": name})
             rows.append(row)
     label = scores[0].label(AVG) if scores else "Avg"
-    return Table(
+    table = Table(
         name="levels",
         title=f"{label} by level and subject",
         note=INTERVAL_NOTE,
@@ -172,6 +175,8 @@ def levels_table(experiment: Experiment, scores: Sequence[TestScores]) -> Table:
         labels=2,
         sources=_folders(scores),
     )
+    many = len(experiment.arms) > MANY
+    return by_arm(table, experiment.shown, lambda row: f"{row[1]} ({row[2]})") if many else table
 
 
 def _groups(test: TestScores) -> Iterator[tuple[str, str, list[int]]]:

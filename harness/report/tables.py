@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.report.stats import Difference, Estimate
@@ -94,6 +94,28 @@ class Table:
             r"\end{table}",
         ]
         return "\n".join(lines) + "\n"
+
+
+def by_arm(table: Table, arms: Sequence[str], name: Callable[[Sequence[str]], str]) -> Table:
+    """A table with a column for each arm turned: a row for each, a column for each old row.
+
+    Args:
+        table: its first column is the test set, its last columns are the arms.
+        name: the new column of an old row.
+    """
+    columns = list(dict.fromkeys(name(row) for row in table.rows))
+    cells = {
+        (row[0], arm, name(row)): cell
+        for row in table.rows
+        for arm, cell in zip(arms, row[-len(arms) :], strict=True)
+    }
+    tests = dict.fromkeys(row[0] for row in table.rows)
+    rows = [
+        [test, arm, *(cells.get((test, arm, column), NOTHING) for column in columns)]
+        for test in tests
+        for arm in arms
+    ]
+    return replace(table, columns=(table.columns[0], "arm", *columns), rows=rows, labels=2)
 
 
 def latex(text: str) -> str:
