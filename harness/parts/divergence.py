@@ -15,14 +15,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from harness.errors import InputError
 from harness.types import Tokens
 
 
 @dataclass(frozen=True)
 class Divergence(ABC):
-    """``top_k``: how many of the engine's likeliest tokens are categories; None for binary."""
+    """``top_k``: how many of the engine's likeliest tokens are categories; None for binary.
+
+    Raises:
+        InputError: a ``top_k`` below 1.
+    """
 
     top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(
+                f"{type(self).__name__}: top_k {self.top_k} compares no tokens; give 1 or more, or "
+                "None for the sampled token against all others"
+            )
 
     @abstractmethod
     def __call__(self, x: Tokens) -> Float[Tensor, "B T"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -11,23 +12,20 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from harness.parts.clip import Clip
-from harness.parts.divergence import Divergence, TotalVariation
+from harness.parts.divergence import Divergence, KullbackLeibler, TotalVariation
 from harness.types import Tokens
 
 
 @dataclass(frozen=True)
-class DivergenceMask(Clip):
-    """ratio x A, without gradient where a token has moved away by more than ``delta`` (DPPO).
+class DivergenceGate(Clip):
+    """ratio x A, let through by a gate that looks at divergences and passes no gradient itself.
 
-    A token moves away where A > 0 and ratio > 1, or A < 0 and ratio < 1; one that moves back
-    towards the policy that sampled is never blocked (arXiv:2602.04879). The ratio's denominator is
-    that policy: give the arm ``TokenRatio(anchor="behaviour")``. ``ratio_cap`` C bounds the weight
-    of the gradient at min(ratio, C); None, as in the paper's stability study, leaves it open.
+    The ratio's denominator is the policy that sampled: give the arm
+    ``TokenRatio(anchor="behaviour")``. ``ratio_cap`` C bounds the weight of the gradient at
+    min(ratio, C); None leaves it open.
     """
 
-    version: ClassVar[int] = 1
     divergence: Divergence = field(default_factory=TotalVariation)
-    delta: float = 0.15
     ratio_cap: float | None = None
 
     @property
@@ -43,11 +41,29 @@ class DivergenceMask(Clip):
         gate = self.gate(ratio.detach(), advantages, x)
         return gate * capped(ratio, self.ratio_cap, x) * advantages, gate < 1
 
+    @abstractmethod
+    def gate(
+        self, ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], x: Tokens
+    ) -> Float[Tensor, "B T"]:
+        """The share of each token's gradient that is let through, in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class DivergenceMask(DivergenceGate):
+    """No gradient where a token has moved away by more than ``delta`` (DPPO, arXiv:2602.04879).
+
+    A token moves away where A > 0 and ratio > 1, or A < 0 and ratio < 1; one that moves back
+    towards the policy that sampled is never blocked. The paper's stability study has no cap, its
+    scaling runs one of 5.
+    """
+
+    version: ClassVar[int] = 1
+    delta: float = 0.15
+
     @torch.no_grad()
     def gate(
         self, ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], x: Tokens
     ) -> Float[Tensor, "B T"]:
-        """The share of each token's gradient that is let through."""
         blocked = moves_away(ratio, advantages) & (self.divergence(x) > self.delta)
         return (~blocked).to(ratio)
 
@@ -79,20 +95,23 @@ class Budget(ABC):
 
 @dataclass(frozen=True)
 class FixedBudget(Budget):
-    """One number for all (CPPO, post-trained 1.7B models: 0.015)."""
+    """One number for all (CPPO, post-trained 1.7B models: 0.015); None for no budget at all."""
 
     version: ClassVar[int] = 1
-    delta_b: float = 0.015
+    delta_b: float | None = 0.015
 
     def __call__(
         self, divergence: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
     ) -> Float[Tensor, "B 1"]:
-        return torch.full_like(divergence[:, :1], self.delta_b)
+        return torch.full_like(divergence[:, :1], inf if self.delta_b is None else self.delta_b)
 
 
 @dataclass(frozen=True)
 class AdaptiveBudget(Budget):
-    """A quantile of the completion's divergences, within [floor, 2 floor] (CPPO, base models)."""
+    """A quantile of the completion's divergences, within [floor, 2 floor] (CPPO, base models).
+
+    Of all its tokens, unweighted; linear between order statistics.
+    """
 
     version: ClassVar[int] = 1
     floor: float = 0.02
@@ -124,21 +143,25 @@ class PrefixBudget(DivergenceMask):
     def gate(
         self, ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], x: Tokens
     ) -> Float[Tensor, "B T"]:
-        divergence = self.divergence(x)
-        Z, S, W = self.drift(divergence, x.mask)
-        delta_b = self.budget(divergence, x.mask)
-        threshold = (self.delta + delta_b * W - S).clamp(max=self.delta)
+        Z, S, allowed = self.drift(self.divergence(x), x.mask)
+        threshold = (allowed - S).clamp(max=self.delta)
         return (~(moves_away(ratio, advantages) & (threshold < Z))).to(ratio)
 
     def drift(
         self, divergence: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-        """Z of each token, and the sums of Z and of w over the tokens before it."""
-        steps = torch.arange(mask.shape[1], device=mask.device).to(divergence)
+        """Z of each token, S before it, and delta + delta_b W, which S may reach."""
+        w = self.weights(mask).to(divergence)
+        Z, W = w * divergence, w.cumsum(1) - w
+        # No weight stands before the first token, and without a budget inf x 0 would be no number.
+        earned = torch.where(W > 0, self.budget(divergence, mask) * W, torch.zeros_like(W))
+        return Z, Z.cumsum(1) - Z, self.delta + earned
+
+    def weights(self, mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        """w_t: from 1 at a completion's first token down to ``w_min`` at its last; 0 on padding."""
+        steps = torch.arange(mask.shape[1], device=mask.device, dtype=torch.float64)
         last = (mask.sum(1, keepdim=True) - 1).clamp(min=1)
-        w = (1 - (1 - self.w_min) * steps / last) * mask
-        Z = w * divergence
-        return Z, Z.cumsum(1) - Z, w.cumsum(1) - w
+        return (1 - (1 - self.w_min) * steps / last) * mask
 
 
 @dataclass(frozen=True)
@@ -154,13 +177,38 @@ class PrefixGate(PrefixBudget):
     def gate(
         self, ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], x: Tokens
     ) -> Float[Tensor, "B T"]:
-        divergence = self.divergence(x)
-        Z, S, W = self.drift(divergence, x.mask)
-        budget = self.delta + self.budget(divergence, x.mask) * W
-        share = soft_gate(Z / self.delta, (S + Z) / budget)
+        Z, S, allowed = self.drift(self.divergence(x), x.mask)
+        share = soft_gate(Z / self.delta, (S + Z) / allowed)
         return torch.where(moves_away(ratio, advantages), share, torch.ones_like(share))
 
 
-def soft_gate(token: Tensor, prefix: Tensor) -> Tensor:
+def soft_gate(token: Float[Tensor, "B T"], prefix: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """min(1, 1/x) of the larger overdraft x."""
     return 1 / torch.maximum(token, prefix).clamp(min=1.0)
+
+
+@dataclass(frozen=True)
+class SequenceMask(DivergenceGate):
+    """Whole completions without gradient that have diverged too far (TRM, arXiv:2512.23075).
+
+    Dropped where any token's divergence exceeds ``delta_max``, or their mean ``delta_mean``, in
+    whichever direction it moved; None leaves a test out. The paper's divergence is the exact
+    KL(mu || pi); those of categories are lower bounds of it. A dropped completion counts as zeros:
+    the loss is still divided by all. The defaults are the paper's thresholds as others quote them.
+    """
+
+    version: ClassVar[int] = 1
+    divergence: Divergence = field(default_factory=KullbackLeibler)
+    delta_max: float | None = 0.05
+    delta_mean: float | None = 0.001
+
+    @torch.no_grad()
+    def gate(
+        self, ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], x: Tokens
+    ) -> Float[Tensor, "B T"]:
+        divergence = self.divergence(x).masked_fill(~x.mask, 0.0)
+        largest = divergence.amax(1, keepdim=True)
+        mean = divergence.sum(1, keepdim=True) / x.mask.sum(1, keepdim=True).clamp(min=1)
+        keep = largest <= (inf if self.delta_max is None else self.delta_max)
+        keep &= mean <= (inf if self.delta_mean is None else self.delta_mean)
+        return keep.to(ratio).expand_as(ratio)

@@ -10,9 +10,6 @@ TESTS = Path(__file__).parent.parent
 # Vectors of methods that no shipped arm, metric or account uses yet. Ship one, and its vectors
 # leave this list for a test of their own.
 NOT_YET_SHIPPED = {
-    "trm_sequence_masks": "TRM",
-    "ngrpo_neighbor_mixing": "N-GRPO",
-    "ngrpo_table_arithmetic": "N-GRPO",
     "dpo_loss_beta0.05": "DPO",
     "dpo_loss_beta0.1": "DPO",
     "dpo_loss_beta1.0": "DPO",

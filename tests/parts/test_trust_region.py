@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.errors import InputError
 from harness.parts.clip import PPOClip
 from harness.parts.divergence import Divergence, KullbackLeibler, TotalVariation
 from harness.parts.trust_region import (
@@ -18,6 +19,7 @@ from harness.parts.trust_region import (
     FixedBudget,
     PrefixBudget,
     PrefixGate,
+    SequenceMask,
     soft_gate,
 )
 from harness.types import Tokens
@@ -37,6 +39,17 @@ class Given(Divergence):
 
     def __call__(self, x: Tokens) -> torch.Tensor:
         return row(*self.values).expand_as(x.logprobs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows(Divergence):
+    """Divergences of several completions."""
+
+    version: ClassVar[int] = 1
+    values: tuple[tuple[float, ...], ...] = ()
+
+    def __call__(self, x: Tokens) -> torch.Tensor:
+        return torch.tensor(self.values, dtype=torch.float64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +143,12 @@ def test_dppo_with_the_ratio_as_divergence_is_ppo(ratios, advantages, eps):
     assert gradients[0] == gradients[1]
 
 
+@pytest.mark.parametrize("part", [TotalVariation, KullbackLeibler])
+def test_no_tokens_are_nothing_to_compare(part):
+    with pytest.raises(InputError, match="top_k 0 compares no tokens; give 1 or more"):
+        part(top_k=0)
+
+
 def test_a_capped_ratio_keeps_its_gradient():
     """min(r, C) A grad log pi: the cap bounds the weight and does not cut the token."""
     logprobs = row(-1.0, -1.0).requires_grad_()
@@ -163,21 +182,54 @@ def test_cppo_mask(golden, name):
     _, cut = part(ratio, advantages, seen(ratio))
     assert (~cut)[0].tolist() == expected["keep"]
     mask = torch.ones_like(ratio, dtype=torch.bool)
-    Z, S, W = part.drift(row(*x["D"]), mask)
+    Z, S, allowed = part.drift(row(*x["D"]), mask)
     near = {"rel": v["tolerance"], "abs": v["tolerance"]}
+    if "w" in expected:
+        assert part.weights(mask)[0].tolist() == pytest.approx(expected["w"], **near)
     if "Z" in expected:
         assert Z[0].tolist() == pytest.approx(expected["Z"], **near)
         assert (S + Z)[0, -1].item() == pytest.approx(expected["S_final"], **near)
-        w = torch.diff(W[0], append=torch.tensor([expected["W_final"]]))
-        assert w.tolist() == pytest.approx(expected["w"], **near)
+        W_final = (allowed[0, -1] - x["delta"]).item() / x["delta_b"] + expected["w"][-1]
+        assert W_final == pytest.approx(expected["W_final"], **near)
     if "c" in expected:
-        c = (x["delta"] + x["delta_b"] * W - S).clamp(max=x["delta"])
+        c = (allowed - S).clamp(max=x["delta"])
         assert c[0].tolist() == pytest.approx(expected["c"], **near)
     if "dppo_keep" in expected:
         _, cut = DivergenceMask(divergence=divergence, delta=x["delta"])(
             ratio, advantages, seen(ratio)
         )
         assert (~cut)[0].tolist() == expected["dppo_keep"]
+
+
+@given(
+    st.lists(st.floats(0.2, 3.0), min_size=5, max_size=5),
+    st.lists(st.sampled_from([-1.5, 0.0, 0.5]), min_size=5, max_size=5),
+    st.sampled_from([0.05, 0.15, 0.4]),
+)
+def test_cppo_without_weights_and_budget_is_dppo(ratios, advantages, delta):
+    """Mask and gradient, the first token included, where no weight stands before."""
+    ratio, A = row(*ratios), row(*advantages)
+    uniform = {"divergence": TotalVariation(), "delta": delta}
+    found = []
+    for part in (
+        DivergenceMask(**uniform),
+        PrefixBudget(**uniform, w_min=1.0, budget=FixedBudget(None)),
+        PrefixBudget(**uniform, w_min=1.0, budget=FixedBudget(1e9)),
+    ):
+        logprobs = (ratio.log() - 1.2).requires_grad_()
+        anchor = torch.full_like(ratio, -1.2)
+        objective, cut = part((logprobs - anchor).exp(), A, tokens(logprobs, anchor))
+        (gradient,) = torch.autograd.grad(objective.sum(), logprobs)
+        found.append((gradient.tolist(), cut.tolist()))
+    assert found[0] == found[1] == found[2]
+
+
+def test_without_a_budget_the_soft_form_sees_tokens_alone():
+    part = PrefixGate(divergence=Given(values=(0.3,) * 3), budget=FixedBudget(None), w_min=1.0)
+    ratio = row(1.5, 1.5, 1.5)
+    got = part.gate(ratio, row(1.0, -1.0, 1.0), seen(ratio))
+    # S_1 is the token's own 0.3, against delta alone; later ones have no end of budget.
+    assert got[0].tolist() == pytest.approx([0.5, 1.0, 0.5])
 
 
 def test_cppo_adaptive_budget(golden):
@@ -221,6 +273,34 @@ def test_a_prefix_ends_with_its_completion():
     )
     got = part.gate(padded, row(1.0, 1.0, 1.0, 0.0, 0.0), view)
     assert got[0, :3].tolist() == alone[0].tolist()
+
+
+def test_trm_drops_whole_completions(golden):
+    v = golden("trm_sequence_masks")
+    x, expected = v["inputs"], v["expected"]
+    kl = tuple(tuple(r) for r in x["token_kl"])
+    ratio = torch.tensor([[1.1, 0.9, 2.0], [0.5, 1.2, 1.0]], dtype=torch.float64)
+    A = torch.tensor([[1.0, 1.0, -1.0], [-1.0, 2.0, 1.0]], dtype=torch.float64)
+    for keep, bounds in (
+        (expected["keep_max"], {"delta_max": x["delta_max"], "delta_mean": None}),
+        (expected["keep_avg"], {"delta_max": None, "delta_mean": x["delta_avg"]}),
+        ([True, True], {"delta_max": None, "delta_mean": None}),
+    ):
+        objective, cut = SequenceMask(divergence=Rows(values=kl), **bounds)(ratio, A, seen(ratio))
+        assert (~cut).tolist() == [[k] * 3 for k in keep]
+        assert torch.equal(objective, ratio * A * torch.tensor(keep)[:, None])
+
+
+@pytest.mark.parametrize(("bound", "kept"), [(0.0501, True), (0.0499, False)])
+def test_trm_averages_over_the_tokens_of_a_completion(bound, kept):
+    """The second row of the vector, mean 0.05, followed by padding that would move both tests."""
+    part = SequenceMask(
+        divergence=Rows(values=((0.04, 0.05, 0.06, 9.0, 0.0),)), delta_max=1.0, delta_mean=bound
+    )
+    ratio = row(1.1, 0.9, 1.0, 1.0, 1.0)
+    mask = torch.tensor([[True, True, True, False, False]])
+    gate = part.gate(ratio, torch.ones_like(ratio), dataclasses.replace(seen(ratio), mask=mask))
+    assert gate[0, :3].tolist() == [float(kept)] * 3
 
 
 def test_a_published_table_is_what_its_columns_average_to(golden):
