@@ -111,6 +111,11 @@ def _of_bounds(clip: Clip) -> Iterator[str]:
 
 
 def _of_groups(sampling: Sampling, advantage: Advantage, scale: Scale | None) -> Iterator[str]:
+    if sampling.mixing is not None and advantage.critic is not None:
+        yield (
+            "a critic would judge other inputs than the mixed ones that were fed; take an arm "
+            "without a critic"
+        )
     size = sampling.group_size
     for part in (advantage, scale):
         if part is not None and size is not None and size < least_group(part):

@@ -18,6 +18,7 @@ from harness.models import load_base, resolve_device
 from harness.record import input_hashes
 from harness.rewards.judge import make_grader
 from harness.rewards.steps import step_grader
+from harness.samplers import check_engine
 from harness.spec.load import read_yaml
 from harness.spec.schema import ExperimentSpec
 from harness.store import write_text
@@ -41,6 +42,7 @@ def make_lock(context: Context) -> dict[str, Any]:
         arm.arm.check(spec.sampling.completions_per_prompt)
         _check_groups(spec, arm.arm.name, arm.arm.group_size(spec.sampling.completions_per_prompt))
         step_grader(spec, arm.arm)
+        check_engine(spec, arm.arm)
         if spec.tuning:
             space(spec, arm.arm)
     base = load_base(spec.model, resolve_device(spec.runtime.device))

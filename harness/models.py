@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
@@ -27,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from harness.errors import InputError
 from harness.identity import stream_seed
+from harness.parts.mixing import mixed
 from harness.spec.schema import LoraSpec, ModelSpec
 from harness.types import Rollout
 
@@ -262,24 +263,34 @@ class Policy:
         chosen = token_logprobs(logits, x.completion_ids, x.mask, self.temperature)
         if x.top_ids is None:
             return chosen, None
-        dtype = torch.promote_types(logits.dtype, torch.float32)
         with torch.no_grad():  # a divergence decides what is masked, and has no gradient
-            full = (logits.to(dtype) / self.temperature).log_softmax(2)
-        return chosen, full.gather(2, x.top_ids).masked_fill(~x.mask[:, :, None], 0.0)
+            return chosen, top_logprobs(logits, x.top_ids, x.mask, self.temperature)
 
     def _forward(self, x: Rollout, *, hidden: bool = False) -> Any:
         """The model's output, logits from the last prompt token on."""
         ids = torch.cat([x.prompt_ids, x.completion_ids], 1)
         mask = torch.cat([x.prompt_mask, x.mask], 1)
         T = x.completion_ids.shape[1]
+        fed: dict[str, Tensor] = {"input_ids": ids}
+        if x.mixed_ids is not None and x.mixed_weights is not None:
+            fed = {"inputs_embeds": self._mixed(ids, x.mixed_ids, x.mixed_weights)}
         return self.model(
-            input_ids=ids,
+            **fed,
             attention_mask=mask.long(),
             position_ids=positions(mask),
             logits_to_keep=T + 1,
             use_cache=False,
             **({"output_hidden_states": True} if hidden else {}),
         )
+
+    def _mixed(self, ids: Tensor, mixed_ids: Tensor, weights: Tensor) -> Float[Tensor, "B N d"]:
+        """Input embeddings as they were fed while sampling, from the present table."""
+        model: Any = self.model
+        table = model.get_input_embeddings()
+        T = mixed_ids.shape[1]
+        embedded = table(ids)
+        completion = mixed(embedded[:, -T:], table(mixed_ids), weights)
+        return torch.cat([embedded[:, :-T], completion], 1)
 
 
 def token_logprobs(
@@ -291,6 +302,17 @@ def token_logprobs(
     chosen = logits.gather(2, ids[:, :, None]).squeeze(2)
     logprobs = chosen - logits.logsumexp(2)
     return torch.where(mask, logprobs, torch.zeros_like(logprobs))
+
+
+def top_logprobs(
+    logits: Float[Tensor, "B T V"], ids: Int[Tensor, "B T K"], mask: Tensor, temperature: float
+) -> Float[Tensor, "B T K"]:
+    """As :func:`token_logprobs`, of K tokens at each place."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    logits = logits.to(dtype) / temperature
+    return (logits.gather(2, ids) - logits.logsumexp(2, keepdim=True)).masked_fill(
+        ~mask[:, :, None], 0.0
+    )
 
 
 class Reference(Policy):

@@ -88,7 +88,11 @@ class Loop:
     @property
     def decoding(self) -> Decoding:
         """The controls' decoding, and what this arm asks to be recorded of it."""
-        return dataclasses.replace(self.controls.decoding, record_top=self.arm.clip.top_k or 0)
+        return dataclasses.replace(
+            self.controls.decoding,
+            record_top=self.arm.clip.top_k or 0,
+            mixing=self.arm.sampling.mixing,
+        )
 
     @property
     def share_spent(self) -> float:
@@ -222,6 +226,8 @@ def _draw(
         behaviour_logprobs=drawn.logprobs,
         top_ids=drawn.top_ids,
         top_logprobs=drawn.top_logprobs,
+        mixed_ids=drawn.mixed_ids,
+        mixed_weights=drawn.mixed_weights,
         **steps,
     )
     return rollout, verdicts

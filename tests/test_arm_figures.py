@@ -91,6 +91,7 @@ RULES = {
     "grpo": GRPO,
     "grpo_clip_higher": replace(GRPO, clip=(0.8, 1.28)),
     "grpo_process": replace(GRPO, mean="steps", std=None),
+    "n_grpo": GRPO,  # what it changes is what was fed
     "grpo_filtered": GRPO,  # no group of the batch agrees
     "dr_grpo": DR_GRPO,
     "lite_ppo": Rule(std=("batch", 0, 1e-6), average="tokens"),

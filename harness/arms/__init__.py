@@ -18,6 +18,7 @@ from harness.arms.filtered import GRPO_FILTERED, LITE_PPO
 from harness.arms.grpo import GRPO, GRPO_CLIP_HIGHER
 from harness.arms.gspo import GSPO
 from harness.arms.ladder import RUNGS
+from harness.arms.n_grpo import N_GRPO
 from harness.arms.ppo import PPO, PPO_UNGROUPED
 from harness.arms.presets import OPENRLHF_PPO, TRL_GRPO, VERL_GRPO, VERL_PPO
 from harness.arms.process import GRPO_PROCESS
@@ -42,6 +43,7 @@ ARMS: dict[str, Arm] = {
         GRPO,
         GRPO_CLIP_HIGHER,
         GRPO_FILTERED,
+        N_GRPO,
         GRPO_PROCESS,
         DR_GRPO,
         LITE_PPO,

@@ -1,4 +1,7 @@
-"""Clipped importance weights (CISPO, MiniMax-M1, arXiv:2506.13585)."""
+"""Clipped importance weights (CISPO, MiniMax-M1, arXiv:2506.13585).
+
+The paper's upper bound is not disclosed: 5 is ScaleRL's, and a knob of the clip.
+"""
 
 from harness.arms.grpo import GRPO
 from harness.parts.aggregate import TokenMean

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from harness.knobs import knob
 from harness.types import Tokens
 
 
@@ -82,14 +83,15 @@ class NoClip(Clip):
 class CISPOClip(Clip):
     """The clipped importance weight, held constant, times A log pi (MiniMax-M1, arXiv:2506.13585).
 
-    No token loses its gradient: only the weight is bounded, and from above alone. The paper does
-    not disclose its bound; 1 + ``clip_high`` = 5 is ScaleRL's, and TRL's suggestion. verl bounds
-    the weight from below too (0.8), which is another rule; ``clip_low`` None is the paper's.
+    No token loses its gradient: only the weight is bounded, and from above alone. The paper tuned
+    its bound and does not disclose it, so tuning may set it here, from verl's 1.2 to 10;
+    1 + ``clip_high`` = 5 is ScaleRL's, and TRL's suggestion. verl bounds the weight from below too
+    (0.8), which is another rule; ``clip_low`` None is the paper's.
     """
 
     version: ClassVar[int] = 1
     clip_low: float | None = None
-    clip_high: float | None = 4.0
+    clip_high: float = knob(4.0, low=0.2, high=9.0, log=True)
 
     def __call__(
         self,

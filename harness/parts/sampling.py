@@ -9,14 +9,19 @@ from typing import ClassVar
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from harness.parts.mixing import NeighbourMixing
 from harness.types import group_mean
 
 
 @dataclass(frozen=True)
 class Sampling(ABC):
-    """``group_size`` None leaves completions per prompt to the experiment, equal for all arms."""
+    """``group_size`` None leaves completions per prompt to the experiment, equal for all arms.
+
+    ``mixing``: what is fed in place of sampled tokens; None feeds the tokens.
+    """
 
     group_size: int | None = None
+    mixing: NeighbourMixing | None = None
 
     @property
     def resamples(self) -> bool:

@@ -29,6 +29,7 @@ from harness.plan.value import ArmPlan, Plan, SplitPlan, TimePlan
 from harness.plan.wall import Job, wall_seconds
 from harness.plan.warn import warnings_of
 from harness.rewards.steps import step_grader
+from harness.samplers import check_engine
 from harness.spec.schema import ExperimentSpec
 from harness.tasks.loading import LoadedSplit
 from harness.tune import space
@@ -90,6 +91,7 @@ def _check_arms(spec: ExperimentSpec, found: Mapping[str, FoundArm]) -> None:
                 f"completions_per_prompt {sampling.completions_per_prompt}); change one of them"
             )
         step_grader(spec, arm.arm)
+        check_engine(spec, arm.arm)
         if spec.tuning is not None:
             space(spec, arm.arm)
     for name in spec.tuning.arms if spec.tuning else ():

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from torch import nn
 
+from harness.arm import Arm
+from harness.errors import InputError
 from harness.models import Base
 from harness.samplers.hf import HFSampler
 from harness.samplers.sampler import Sampler
 from harness.spec.schema import ExperimentSpec
+
+
+def check_engine(spec: ExperimentSpec, arm: Arm) -> None:
+    """Refuse what the engine cannot do for this arm.
+
+    Raises:
+        InputError: the arm feeds mixed embeddings, and the engine takes tokens alone.
+    """
+    if arm.sampling.mixing is not None and spec.sampling.engine == "vllm":
+        raise InputError(
+            f"arm {arm.name!r} feeds mixed embeddings while sampling, and sampling.engine vllm "
+            "takes tokens alone; use engine: hf, or take the arm out"
+        )
 
 
 def make_sampler(spec: ExperimentSpec, model: nn.Module, base: Base) -> Sampler:

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from harness.parts.mixing import NeighbourMixing
+
 
 @dataclass(frozen=True)
 class Decoding:
@@ -17,6 +19,7 @@ class Decoding:
 
     ``greedy`` takes the likeliest token, whatever the rest says. ``record_top``: how many of the
     likeliest tokens to record at each position (fewer where the vocabulary is smaller), 0 for none.
+    ``mixing``: what is fed in place of sampled tokens.
     """
 
     temperature: float
@@ -25,6 +28,7 @@ class Decoding:
     stop: tuple[str, ...] = ()
     greedy: bool = False
     record_top: int = 0
+    mixing: NeighbourMixing | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Drawn:
     texts: tuple[str, ...]
     top_ids: Int[Tensor, "B T K"] | None = None
     top_logprobs: Float[Tensor, "B T K"] | None = None  # as ``logprobs``; both 0 on padding
+    mixed_ids: Int[Tensor, "B T K"] | None = None  # mixed into the input after token t
+    mixed_weights: Float[Tensor, "B T K"] | None = None  # 0 where the token itself was fed
 
 
 class Sampler(Protocol):

@@ -183,7 +183,7 @@ class VLLMSampler:
             stop=list(decoding.stop) or None,
             stop_token_ids=list(self.base.eos_token_ids),
             detokenize=bool(decoding.stop),
-            logprobs=decoding.record_top,
+            logprobs=min(decoding.record_top, int(self.base.model.config.vocab_size)),
             seed=seed,
             **NEUTRAL,
         )
@@ -215,12 +215,15 @@ class VLLMSampler:
             finished=torch.tensor([o.finish_reason == "stop" for o in found]).to(device),
             logprobs=logprobs.to(device),
             texts=tuple(texts),
-            **_top(found, width, top, device),
+            **top_tokens(found, width, top, device),
         )
 
 
-def _top(found: list[Any], width: int, top: int, device: torch.device) -> dict[str, Tensor]:
-    """The ``top`` likeliest tokens of each position; the engine adds the sampled one to them."""
+def top_tokens(found: list[Any], width: int, top: int, device: torch.device) -> dict[str, Tensor]:
+    """The ``top`` likeliest tokens of each position, or all where the vocabulary has fewer.
+
+    The engine adds the sampled token to them, with its rank among all.
+    """
     if not top:
         return {}
     top = min([top, *(len(place) for output in found for place in output.logprobs)])
@@ -312,6 +315,7 @@ def _start(vllm: Any, spec: ExperimentSpec, base: Base, context: int) -> Any:
             logprobs_mode="processed_logprobs",  # at the temperature
             max_model_len=context,
             max_num_seqs=min(spec.sampling.engine_batch, MOST_SEQUENCES),
+            max_logprobs=-1,  # as many as an arm asks for; vLLM refuses more than 20 by itself
             enable_prefix_caching=True,
             enforce_eager=on_cpu,  # compiling costs a CPU more than it gains
             seed=0,
