@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from harness.parts.advantage import GAE, Advantage, ReturnToGo
 from harness.parts.aggregate import Aggregate, SequenceMean
 from harness.parts.clip import CISPOClip, Clip, PPOClip
+from harness.parts.critic import Critic
 from harness.parts.exclude import Exclude, ZeroVariance
 from harness.parts.imitate import Imitate
 from harness.parts.kl import KL, KLInLoss, KLInReward, Penalty
@@ -20,7 +21,7 @@ from harness.parts.ratio import NoRatio, ProductRatio, Ratio, SequenceRatio, Tok
 from harness.parts.sampling import DynamicSampling, Sampling
 from harness.parts.scale import BatchStd, GroupStd, Scale
 from harness.parts.shaping import OverlongPenalty, Shaping, SignedScore
-from harness.parts.trust_region import DivergenceMask
+from harness.parts.trust_region import DivergenceGate, DivergenceMask, PrefixBudget
 
 
 def refusals(
@@ -40,8 +41,10 @@ def refusals(
     yield from _of_penalty(kl)
     yield from _of_surrogate(ratio, clip, aggregate)
     yield from _of_bounds(clip)
+    yield from _of_divergences(clip)
     yield from _of_steps(shaping, kl, advantage, scale)
     yield from _of_groups(sampling, advantage, scale)
+    yield from _of_mixing(sampling, advantage)
     yield from _of_scores(shaping, exclude, imitate)
     yield from _of_discounts(advantage)
 
@@ -73,7 +76,7 @@ def _of_penalty(kl: KL) -> Iterator[str]:
 
 
 def _of_surrogate(ratio: Ratio, clip: Clip, aggregate: Aggregate) -> Iterator[str]:
-    if isinstance(clip, DivergenceMask) and not isinstance(ratio, TokenRatio):
+    if isinstance(clip, DivergenceGate) and not isinstance(ratio, TokenRatio):
         yield (
             f"{type(clip).__name__} compares token distributions, and {type(ratio).__name__} is no "
             "token's ratio; take TokenRatio"
@@ -110,12 +113,19 @@ def _of_bounds(clip: Clip) -> Iterator[str]:
         )
 
 
-def _of_groups(sampling: Sampling, advantage: Advantage, scale: Scale | None) -> Iterator[str]:
-    if sampling.mixing is not None and advantage.critic is not None:
+def _of_divergences(clip: Clip) -> Iterator[str]:
+    if isinstance(clip, DivergenceGate) and clip.ratio_cap is not None and not clip.ratio_cap >= 1:
         yield (
-            "a critic would judge other inputs than the mixed ones that were fed; take an arm "
-            "without a critic"
+            f"ratio_cap {clip.ratio_cap} shrinks the first update, at ratio 1, too; give 1 or "
+            "more, or None"
         )
+    if isinstance(clip, DivergenceMask) and not clip.delta > 0:
+        yield f"delta {clip.delta} lets no token move; give a positive number"
+    if isinstance(clip, PrefixBudget) and not 0 <= clip.w_min <= 1:
+        yield f"w_min {clip.w_min} is no weight of a last token; give 0 to 1, the first one's"
+
+
+def _of_groups(sampling: Sampling, advantage: Advantage, scale: Scale | None) -> Iterator[str]:
     size = sampling.group_size
     for part in (advantage, scale):
         if part is not None and size is not None and size < least_group(part):
@@ -131,6 +141,21 @@ def _of_groups(sampling: Sampling, advantage: Advantage, scale: Scale | None) ->
         )
     if isinstance(sampling, DynamicSampling) and sampling.max_rounds < 1:
         yield f"max_rounds {sampling.max_rounds} samples nothing; give 1 or more"
+
+
+def _of_mixing(sampling: Sampling, advantage: Advantage) -> Iterator[str]:
+    mixing = sampling.mixing
+    if mixing is None:
+        return
+    if isinstance(advantage.critic, Critic):
+        yield (
+            "a critic of its own would judge other inputs than the mixed ones that were fed; take "
+            "an arm without one, or with a SharedHead"
+        )
+    if not 0 <= mixing.share <= 1:
+        yield f"share {mixing.share} is no probability; give 0 to 1"
+    if mixing.neighbours < 1:
+        yield f"neighbours {mixing.neighbours} mixes nothing; give 1 (the anchor alone) or more"
 
 
 def _of_scores(

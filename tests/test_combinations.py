@@ -12,6 +12,7 @@ from harness.arms import BUILT_IN
 from harness.arms.grpo import GRPO
 from harness.arms.gspo import GSPO
 from harness.arms.ppo import PPO
+from harness.arms.shared_head import PPO_SHARED_HEAD
 from harness.combinations import least_group
 from harness.errors import InputError
 from harness.parts.advantage import GAE, GroupBaseline, LeaveOneOut, ReturnToGo
@@ -21,16 +22,21 @@ from harness.parts.divergence import TotalVariation
 from harness.parts.exclude import Unfinished, ZeroVariance
 from harness.parts.imitate import Imitate
 from harness.parts.kl import AdaptiveKL, KLInLoss, KLInReward, NoKL
+from harness.parts.mixing import NeighbourMixing
 from harness.parts.process import ProcessSupervision
 from harness.parts.ratio import NoRatio, ProductRatio, SequenceRatio, TokenRatio
 from harness.parts.sampling import DynamicSampling, FixedGroups
 from harness.parts.scale import BatchStd, GroupStd, Whiten
 from harness.parts.shaping import OverlongPenalty, SignedScore, UnfinishedPenalty
-from harness.parts.trust_region import DivergenceMask, PrefixBudget
+from harness.parts.trust_region import DivergenceMask, FixedBudget, PrefixBudget, SequenceMask
 
 ALONE = FixedGroups(group_size=1)
 TOP = TotalVariation(top_k=20)
 STEPS = {"advantage": ProcessSupervision(), "scale": None, "kl": NoKL()}
+
+
+def mixing(**changes: Any) -> FixedGroups:
+    return FixedGroups(mixing=NeighbourMixing(**changes))
 
 
 def case(base: Arm, message: str, **changes: Any) -> Any:
@@ -63,6 +69,14 @@ IMPOSSIBLE = [
     case(GRPO, "clip_high -0.1 cuts at ratio 1", clip=PPOClip(clip_high=-0.1)),
     case(GRPO, "clip_low -0.2 cuts at ratio 1", clip=CISPOClip(clip_low=-0.2)),
     case(GRPO, "dual_clip 1.0 cuts every negative", clip=PPOClip(dual_clip=1.0)),
+    case(
+        GRPO, "SequenceMask compares token distributions, and Seq",
+        ratio=SequenceRatio(), clip=SequenceMask(),
+    ),
+    case(GRPO, "ratio_cap 0.5 shrinks the first", clip=DivergenceMask(ratio_cap=0.5)),
+    case(GRPO, "delta 0.0 lets no token move", clip=DivergenceMask(delta=0.0)),
+    case(GRPO, "delta nan lets no token move", clip=PrefixBudget(delta=math.nan)),
+    case(GRPO, "w_min 1.5 is no weight", clip=PrefixBudget(w_min=1.5)),
     # Groups.
     case(GRPO, "GroupBaseline needs at least 2 .* sets 1; raise s", scale=None, sampling=ALONE),
     case(PPO, "GroupStd needs at least 2 .* or leave", scale=GroupStd(), sampling=ALONE),
@@ -72,6 +86,11 @@ IMPOSSIBLE = [
     ),
     case(PPO, "a group of one has never both", sampling=DynamicSampling(group_size=1)),
     case(GRPO, "max_rounds 0 samples nothing", sampling=DynamicSampling(max_rounds=0)),
+    # Mixing.
+    case(PPO, "a critic of its own would judge other inputs", sampling=mixing()),
+    case(GRPO, "share 1.5 is no probability", sampling=mixing(share=1.5)),
+    case(GRPO, "share nan is no probability", sampling=mixing(share=math.nan)),
+    case(GRPO, "neighbours 0 mixes nothing", sampling=mixing(neighbours=0)),
     # Scores.
     case(
         GRPO, "SignedScore puts .* undoes OverlongPenalty before it",
@@ -106,6 +125,10 @@ ODD = {
     "group std of a critic's advantages": (PPO, {"scale": GroupStd()}),
     "a critic under a sequence ratio": (GSPO, {"advantage": GAE(), "scale": None}),
     "dppo on the trainer's own log-probs": (GRPO, {"clip": DivergenceMask()}),
+    "trm on the trainer's own": (GRPO, {"clip": SequenceMask(delta_max=None)}),
+    "a prefix without a budget": (
+        GRPO, {"clip": PrefixBudget(budget=FixedBudget(None), w_min=1.0, ratio_cap=1.0)}
+    ),
     "top-k on the engine's": (
         GRPO, {"clip": DivergenceMask(divergence=TOP), "ratio": TokenRatio(anchor="behaviour")}
     ),
@@ -119,6 +142,9 @@ ODD = {
     "a leave-one-out mean, whitened": (GRPO, {"advantage": LeaveOneOut(), "scale": Whiten()}),
     "imitation without a critic": (GRPO, {"imitate": Imitate()}),
     "steps, whitened": (GRPO, STEPS | {"scale": Whiten()}),
+    "a mixture of one": (GRPO, {"sampling": mixing(neighbours=1)}),
+    "mixing that is switched off": (GRPO, {"sampling": mixing(share=0.0)}),
+    "mixing under a head on the same trunk": (PPO_SHARED_HEAD, {"sampling": mixing(share=1.0)}),
     "lambda 0": (PPO, {"advantage": GAE(gae_lambda=0.0)}),
     "no clip on a ratio": (GRPO, {"clip": NoClip(), "ratio": SequenceRatio()}),
 }  # fmt: skip
