@@ -350,3 +350,33 @@ def test_what_holds_for_several_arms_is_told_once(results: Path):
     experiment = load_experiment(results)
     flat = [n for n in notices(experiment, final_scores(experiment)) if "equal scores" in n]
     assert [n.partition(" of sampled groups")[0] for n in flat] == ["x: 85 %; y: 95 %"]
+
+
+def test_groups_of_one_are_no_flat_groups(results: Path):
+    """Their scores agree because there is but one."""
+    for arm, size in (("x", 1), ("y", 8)):
+        for path in (results / "runs" / arm).glob("seed-*/steps.jsonl"):
+            steps = [json.loads(line) for line in path.read_text().splitlines()]
+            more = {"zero_variance_share": 1.0, "completions_per_prompt": size}
+            path.write_text("".join(json.dumps(s | more) + "\n" for s in steps))
+    experiment = load_experiment(results)
+    flat = [n for n in notices(experiment, final_scores(experiment)) if "equal scores" in n]
+    assert [n.partition(":")[0] for n in flat] == ["y"]
+
+
+def test_of_many_arms_the_extremes_are_told(results: Path):
+    """Twelve copies of two arms, one flatter than the other."""
+    for arm, share in (("x", 0.85), ("y", 0.95)):
+        for path in (results / "runs" / arm).glob("seed-*/steps.jsonl"):
+            steps = [json.loads(line) for line in path.read_text().splitlines()]
+            lines = [json.dumps(s | {"zero_variance_share": share}) + "\n" for s in steps]
+            path.write_text("".join(lines))
+    experiment = load_experiment(results)
+    arms = [f"{arm}{n}" for n in range(6) for arm in "xy"]
+    cells = [
+        replace(cell, arm=arm) for arm in arms for cell in experiment.cells if cell.arm == arm[0]
+    ]
+    many = replace(experiment, arms=tuple(arms), cells=tuple(cells))
+    flat = [n for n in notices(many, []) if "equal scores" in n]
+    assert len(flat) == 1
+    assert flat[0].startswith("12 arms: from 85 % (x0) to 95 % (y0) of sampled groups had equal")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from harness.report.load import Experiment
+from harness.report.load import MANY, Experiment
 from harness.report.scores import AVG, TestScores, paired
 from harness.report.stats import Difference, Estimate
 from harness.report.table_design import parts_of
@@ -130,7 +132,7 @@ def _few_updates(experiment: Experiment) -> Iterator[str]:
     }
     few = {arm: n for arm, n in counts.items() if n < FEW_UPDATES}
     if few:
-        listed = ", ".join(f"{arm} {n}" for arm, n in few.items())
+        listed = _listed(few, str)
         yield (
             f"Very few training steps (fewest of any seed: {listed}): this shows that the pipeline "
             "runs, and can show little about the algorithms."
@@ -149,7 +151,7 @@ def _overspent(experiment: Experiment) -> Iterator[str]:
         )
     }
     if shares and max(shares.values()) > 1 + OVERSPENT:
-        listed = ", ".join(f"{arm} {percent(share)} %" for arm, share in shares.items())
+        listed = _listed(shares, lambda share: f"{percent(share)} %")
         yield (
             f"A run stops after the step that spends its budget, and steps are large here: the "
             f"arms spent, on average, {listed} of it."
@@ -158,39 +160,70 @@ def _overspent(experiment: Experiment) -> Iterator[str]:
 
 def _by_arm(experiment: Experiment) -> Iterator[str]:
     """What holds for single arms; where it holds for several, they are told together."""
-    found: dict[str, dict[str, str]] = {}
-
-    def note(what: str, arm: str, value: str) -> None:
-        found.setdefault(what, {})[arm] = value
-
+    found: dict[_Kind, dict[str, float]] = {}
     for arm in experiment.shown:
         flat, _ = mean_of_steps(experiment, arm, "zero_variance_share")
-        if flat is not None and flat > MOSTLY_FLAT:
-            note(_FLAT, arm, f"{percent(flat, 0)} %")
+        group, _ = mean_of_steps(experiment, arm, "completions_per_prompt")
+        if flat is not None and flat > MOSTLY_FLAT and group != 1:  # one score always agrees
+            found.setdefault(_FLAT, {})[arm] = flat
         cut, _ = mean_of_steps(experiment, arm, "truncated_share")
         if cut is not None and cut > MUCH_TRUNCATED:
-            note(_CUT, arm, f"{percent(cut, 0)} %")
+            found.setdefault(_CUT, {})[arm] = cut
         explained, _ = mean_of_steps(experiment, arm, "explained_variance")
-        if explained is not None and 0 <= explained < WEAK_CRITIC:
-            note(_WEAK, arm, f"the critic explained {percent(explained, 0)} %")
-        if explained is not None and explained < 0:
-            note(_WORSE, arm, f"the critic's explained variance averaged {fixed(explained, 2)}")
+        if explained is not None and explained < WEAK_CRITIC:
+            found.setdefault(_WEAK if explained >= 0 else _WORSE, {})[arm] = explained
         kl = kl_to_base(experiment, arm)
         if kl is not None and kl > LARGE_KL:
-            note(_FAR, arm, f"the final policy is {fixed(kl, 1)}")
-    for what, values in found.items():
-        yield "; ".join(f"{arm}: {value}" for arm, value in values.items()) + what
+            found.setdefault(_FAR, {})[arm] = kl
+    for kind, values in found.items():
+        if len(values) > MANY:
+            yield f"{len(values)} arms: {kind.before}{_listed(values, kind.show)}{kind.after}"
+        else:
+            told = (f"{arm}: {kind.before}{kind.show(v)}" for arm, v in values.items())
+            yield "; ".join(told) + kind.after
 
 
-# What follows the arms and their numbers.
-_FLAT = (
-    " of sampled groups had equal scores throughout, so most completions carried no learning "
-    "signal from the group."
-)
-_CUT = " of training completions were cut at the length limit; scores partly measure that limit."
-_WEAK = " of the variance of returns; so weak a critic gives the arm little of what sets it apart."
-_WORSE = "; below 0 it predicts worse than a constant, so its baseline adds noise."
-_FAR = " nats a completion from the base, a large distance; look at its samples."
+@dataclass(frozen=True)
+class _Kind:
+    """A sentence about a number of an arm."""
+
+    before: str
+    show: Callable[[float], str]
+    after: str
+
+
+def _whole_percent(share: float) -> str:
+    return f"{percent(share, 0)} %"
+
+
+_FLAT = _Kind(
+    "", _whole_percent, " of sampled groups had equal scores throughout, so most completions "
+    "carried no learning signal from the group.",
+)  # fmt: skip
+_CUT = _Kind(
+    "", _whole_percent, " of training completions were cut at the length limit; scores partly "
+    "measure that limit.",
+)  # fmt: skip
+_WEAK = _Kind(
+    "the critic explained ", _whole_percent, " of the variance of returns; so weak a critic gives "
+    "the arm little of what sets it apart.",
+)  # fmt: skip
+_WORSE = _Kind(
+    "the critic's explained variance averaged ", lambda v: fixed(v, 2), "; below 0 it predicts "
+    "worse than a constant, so its baseline adds noise.",
+)  # fmt: skip
+_FAR = _Kind(
+    "the final policy is ", fixed, " nats a completion from the base, a large distance; look at "
+    "its samples.",
+)  # fmt: skip
+
+
+def _listed(values: Mapping[str, float], show: Callable[[Any], str]) -> str:
+    """Each arm with its value; of many, the least and the largest."""
+    if len(values) <= MANY:
+        return ", ".join(f"{arm} {show(value)}" for arm, value in values.items())
+    least, most = (end(values, key=lambda arm: values[arm]) for end in (min, max))
+    return f"from {show(values[least])} ({least}) to {show(values[most])} ({most})"
 
 
 def _clips(experiment: Experiment) -> Iterator[str]:
