@@ -23,15 +23,22 @@ ROOT = Path(__file__).parent.parent
 OPO_FILE = ROOT / "examples/opo.py"
 
 
+# What each arm has in memory beside the policy.
+CRITIC = {"ppo", "ppo_ungrouped", "ppo_shared_head", "vc_ppo", "vapo", "verl_ppo", "openrlhf_ppo"}
+REFERENCE = {
+    "ppo", "ppo_ungrouped", "ppo_shared_head", "vc_ppo", "openrlhf_ppo",
+    "reinforce_pp", "reinforce_pp_baseline", "rloo",
+    "grpo", "grpo_clip_higher", "grpo_filtered", "grpo_process", "n_grpo",
+}  # fmt: skip
+POLICY_ALONE = {
+    "dr_grpo", "lite_ppo", "dapo", "dapo_overlong_filter", "gspo", "cispo",
+    "dppo_tv", "dppo_kl", "dppo_topk_tv", "cppo", "cppo_fixed", "cppo_binary",
+    "trl_grpo", "verl_grpo",
+}  # fmt: skip
+
+
 def test_what_ships():
-    assert list(ARMS) == [
-        "ppo",
-        "ppo_ungrouped",
-        "grpo",
-        "grpo_clip_higher",
-        "dapo",
-        "dapo_overlong_filter",
-    ]
+    assert set(ARMS) == CRITIC | REFERENCE | POLICY_ALONE
     assert all(name == arm.name for name, arm in ARMS.items())
 
 
@@ -44,16 +51,8 @@ def test_every_arm_is_documented(arm):
 
 def test_models_that_an_arm_asks_for():
     """A reference is loaded, and charged, only where a penalty reads it; a critic likewise."""
-    assert {
-        name: (arm.kl.needs_reference, arm.critic is not None) for name, arm in ARMS.items()
-    } == {
-        "ppo": (True, True),
-        "ppo_ungrouped": (True, True),
-        "grpo": (True, False),
-        "grpo_clip_higher": (True, False),
-        "dapo": (False, False),
-        "dapo_overlong_filter": (False, False),
-    }
+    assert {name for name, arm in ARMS.items() if arm.critic is not None} == CRITIC
+    assert {name for name, arm in ARMS.items() if arm.kl.needs_reference} == REFERENCE
     assert PPO.critic_warmup_steps > 0
     assert GRPO.critic_warmup_steps == 0
 
@@ -65,10 +64,27 @@ def test_grpo_is_deepseekmaths_and_no_librarys():
         "version": 0,
         "kl_coef": 0.04,
         "estimator": "k3",
+        "clamp": None,
+        "controller": None,
     }
     assert tree["scale"]["ddof"] == 0
     assert tree["aggregate"]["part"] == "SequenceMean"
     assert tree["clip"]["dual_clip"] is None
+
+
+def test_what_losses_on_a_fixed_batch_cannot_tell_of_an_arm():
+    """Which groups are used, how long a critic learns alone, what a preset's critic starts from."""
+    resampling = {name for name, arm in ARMS.items() if arm.sampling.resamples}
+    assert resampling == {"dapo", "dapo_overlong_filter", "cispo"}
+    left_out = {name: parts(arm)["exclude"] for name, arm in ARMS.items() if arm.exclude}
+    assert left_out["grpo_filtered"] == {
+        "part": "ZeroVariance", "version": 1, "denominator": "kept", "tolerance": 1e-6,
+    }  # fmt: skip
+    for name, steps in (("vc_ppo", 4), ("vapo", 4), ("verl_ppo", 0), ("openrlhf_ppo", 0)):
+        assert ARMS[name].critic_warmup_steps == steps
+    for name in ("verl_ppo", "openrlhf_ppo"):
+        assert parts(ARMS[name])["advantage"]["critic"]["init"] == "fresh_head"
+    assert parts(ARMS["openrlhf_ppo"])["kl"]["clamp"] == 10.0
 
 
 def test_ppo_is_not_a_straw_man():

@@ -22,6 +22,7 @@ def test_what_each_arm_lets_tuning_set():
     }
     assert knobs(GRPO).keys() == {"kl.kl_coef"}
     assert knobs(ARMS["dapo"]) == {}
+    assert knobs(ARMS["cispo"]).keys() == {"clip.clip_high"}  # the paper does not disclose it
 
 
 def test_a_ppo_without_lambda_one_would_be_a_straw_man():

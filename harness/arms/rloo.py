@@ -1,4 +1,8 @@
-"""REINFORCE with a leave-one-out baseline (RLOO, arXiv:2402.14740)."""
+"""REINFORCE with a leave-one-out baseline (RLOO, arXiv:2402.14740).
+
+A completion is one action, whose log-prob is the sum over its tokens. The constant that the sum is
+divided by is not the paper's; Adam absorbs it while the gradient limit does not bind.
+"""
 
 from harness.arms.grpo import GRPO
 from harness.parts.advantage import LeaveOneOut

@@ -64,3 +64,18 @@ def test_zero_variance_keeps_or_drops_whole_groups():
     x = batch([1] * 6, score=score, group=torch.tensor([0, 0, 1, 1, 2, 2]))
     assert ZeroVariance().keep(x).tolist() == [True, True, False, False, False, False]
     assert ZeroVariance(tolerance=0.0).keep(x).tolist() == [True] * 2 + [False] * 2 + [True] * 2
+
+
+@pytest.mark.parametrize(("denominator", "completions"), [("kept", 2), ("all", 4)])
+def test_what_a_filtered_group_leaves_to_the_others(
+    denominator: Literal["all", "kept"], completions: int
+):
+    """Of two groups of two the second agrees; the loss is averaged over 2 completions, or all 4."""
+    rule = ZeroVariance(denominator=denominator)
+    score, group = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])
+    keep = rule.keep(batch([1, 4, 2, 2], score=score, group=group))
+    x = batch([1, 4, 2, 2], score=score, group=group, keep=keep)
+    arm = ARMS["grpo_filtered"].but("filtered", exclude=rule)
+    weights = arm.weigh(x, max_new_tokens=4).weights
+    assert weights.sum(1).tolist() == pytest.approx([1 / completions] * 2 + [0.0, 0.0])
+    assert weights[1].tolist() == pytest.approx([1 / completions / 4] * 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -85,6 +87,41 @@ def test_adaptive_controller(golden):
     got = [kl.next_coef(x["beta"], observed, x["n_steps"]) for observed in x["observed"]]
     assert got == pytest.approx(v["expected"]["beta_next"], abs=v["tolerance"])
     assert KLInReward().next_coef(x["beta"], 9.0, x["n_steps"]) == x["beta"]
+
+
+def test_the_controller_steers_a_penalty_in_the_loss_as_well(golden):
+    v = golden("adaptive_kl_controller")
+    x = v["inputs"]
+    kl = KLInLoss(controller=AdaptiveKL(target=x["target"], horizon=x["horizon"]))
+    got = [kl.next_coef(x["beta"], observed, x["n_steps"]) for observed in x["observed"]]
+    assert got == pytest.approx(v["expected"]["beta_next"], abs=v["tolerance"])
+
+
+def test_a_clamp_bounds_each_tokens_estimate_and_stops_its_gradient():
+    """OpenRLHF holds k1 to [-10, 10]; as a loss, what is held has no gradient left."""
+    delta = tensor([[-30.0, -2.0, 0.5, 30.0]])
+    held = KLInReward(clamp=10.0).in_reward(delta, torch.zeros_like(delta))
+    assert isinstance(held, torch.Tensor)
+    assert held[0].tolist() == [-10.0, -2.0, 0.5, 10.0]
+    free = KLInReward().in_reward(delta, torch.zeros_like(delta))
+    assert isinstance(free, torch.Tensor)
+    assert torch.equal(free, delta)
+    logprobs = delta.clone().requires_grad_()
+    loss = KLInLoss(estimator="k2", clamp=10.0).in_loss(logprobs, torch.zeros_like(delta))
+    assert loss is not None
+    assert loss[0].tolist() == [10.0, 2.0, 0.125, 10.0]
+    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
+    assert gradient[0].tolist() == [0.0, -2.0, 0.5, 0.0]
+
+
+def test_k3_k2_has_the_value_of_one_and_the_gradient_of_the_other():
+    logprobs = tensor([[-0.4, 0.9]]).requires_grad_()
+    kl = KLInLoss(estimator="k3_k2").in_loss(logprobs, torch.zeros_like(logprobs))
+    assert kl is not None
+    by_hand = [math.exp(0.4) - 1 - 0.4, math.exp(-0.9) - 1 + 0.9]
+    assert kl[0].tolist() == pytest.approx(by_hand)
+    (gradient,) = torch.autograd.grad(kl.sum(), logprobs)
+    assert gradient[0].tolist() == pytest.approx([-0.4, 0.9])
 
 
 def test_k3_keeps_its_digits_and_its_sign_in_float32():
