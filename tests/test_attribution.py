@@ -20,7 +20,7 @@ import yaml
 from harness.axes import Axis, subsets
 from harness.report import write_report
 from harness.report.attribution import attribute, effects, shapley
-from harness.report.content import compose
+from harness.report.content import compose, facts
 from harness.report.load import load_experiment
 from harness.report.notices import notices, summary
 from harness.report.scores import AVG, final_scores
@@ -324,6 +324,7 @@ def test_of_a_long_ladder_curves_and_sentences_name_the_ends(written: Path):
     more = tuple(f"extra_{n}" for n in range(5))
     long = replace(experiment, arms=(*experiment.arms, *more))
     assert long.drawn == ("base", "x", "w")
+    assert dict(facts(long).items)["Arms"] == "x, w and 7 more"
     text = summary(long, final_scores(experiment))
     assert re.findall(r"\b([xyzw]) \d", text) == ["x", "w"]
     assert "2 more arms, between the ends of the ladder, are in the tables." in text

@@ -142,13 +142,15 @@ def facts(experiment: Experiment) -> Facts:
     """The experiment in a few lines."""
     spec = experiment.spec
     tuning = spec.get("tuning")
+    named = [arm for arm in experiment.drawn if arm in experiment.arms]
+    more = len(experiment.arms) - len(named)
     effort = "none"
     if tuning:
         share = setting(tuning["budget_fraction"])
         effort = f"{tuning['trials']} trials an arm, each at {share} of the budget"
     return Facts(
         (
-            ("Arms", ", ".join(experiment.arms)),
+            ("Arms", ", ".join(named) + (f" and {more} more" if more else "")),
             ("Controls", ", ".join(experiment.controls) or "none"),
             ("Baseline", experiment.baseline),
             ("Model", str(spec["model"]["name"])),
