@@ -131,7 +131,9 @@ def test_a_step_of_two_axes_at_once_is_refused():
 
 def test_a_rung_that_cannot_be_run_is_refused():
     """One completion a prompt, and a group's std."""
-    with pytest.raises(InputError, match="needs at least 2 completions per prompt, and the arm sets 1"):
+    with pytest.raises(
+        InputError, match="needs at least 2 completions per prompt, and the arm sets 1"
+    ):
         ladder(LADDER_PPO, GRPO, [Step("impossible", "scale", GroupStd())])
 
 
