@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -38,6 +39,7 @@ def grade_rows(
         identifier = _value(place, row, "id")
         if isinstance(identifier, bool) or not isinstance(identifier, str | int):
             raise InputError(f"{place}: id is {_shown(identifier)}; give a string or an integer")
+        _no_near_miss(place, row, "finished")
         done = row.get("finished", True)
         if not isinstance(done, bool):
             raise InputError(f"{place}: finished is {_shown(done)}; give true or false")
@@ -174,6 +176,13 @@ def _rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield place, row
     if empty:
         raise InputError(f"{path}: holds no rows; give one JSON object a line")
+
+
+def _no_near_miss(place: str, row: dict[str, Any], key: str) -> None:
+    """A row may hold more than is read, but a misspelt optional key would be ignored unseen."""
+    others = [name for name in row if name not in (key, "id", "gold", "completion")]
+    if key not in row and (close := difflib.get_close_matches(key, others, n=1, cutoff=0.75)):
+        raise InputError(f"{place}: unknown key {close[0]!r}; did you mean {key!r}?")
 
 
 def _value(place: str, row: dict[str, Any], key: str) -> Any:

@@ -282,6 +282,10 @@ def test_grade_file_keeps_order_and_tells_outcomes_apart(tmp_path):
         ({"id": "a", "gold": "1"}, "f.jsonl:1: key 'completion' is missing"),
         ({"id": None, "gold": "1", "completion": ""}, "f.jsonl:1: id is null"),
         ({"id": "a", "gold": "1", "completion": "", "finished": 0}, "f.jsonl:1: finished is 0"),
+        (
+            {"id": "a", "gold": "1", "completion": "", "finishd": False},
+            "f.jsonl:1: unknown key 'finishd'; did you mean 'finished'?",
+        ),
     ],
 )
 def test_bad_grade_files_name_file_and_line(tmp_path, row, says):
