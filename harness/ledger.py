@@ -118,9 +118,8 @@ class Ledger:
 
 def generation_from(record: Mapping[str, Any]) -> Generation:
     """A ``Generation`` from its record in ``steps.jsonl``."""
-    return Generation(
-        Lengths(**record["prefill"]), record["sampled"], record["decoded"], record["contexts"]
-    )
+    counts = (record[name] for name in ("sampled", "decoded", "contexts"))
+    return Generation(Lengths(**record["prefill"]), *counts, searched=record.get("searched", 0))
 
 
 def shape_from(record: Mapping[str, Any]) -> ModelShape:

@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from harness.errors import InputError
 from harness.identity import stream_seed
-from harness.parts.mixing import mixed
+from harness.parts.mixing import mixed_embeddings
 from harness.spec.schema import LoraSpec, ModelSpec
 from harness.types import Rollout
 
@@ -271,11 +271,8 @@ class Policy:
         ids = torch.cat([x.prompt_ids, x.completion_ids], 1)
         mask = torch.cat([x.prompt_mask, x.mask], 1)
         T = x.completion_ids.shape[1]
-        fed: dict[str, Tensor] = {"input_ids": ids}
-        if x.mixed_ids is not None and x.mixed_weights is not None:
-            fed = {"inputs_embeds": self._mixed(ids, x.mixed_ids, x.mixed_weights)}
         return self.model(
-            **fed,
+            **(self._mixed(x) or {"input_ids": ids}),
             attention_mask=mask.long(),
             position_ids=positions(mask),
             logits_to_keep=T + 1,
@@ -283,14 +280,20 @@ class Policy:
             **({"output_hidden_states": True} if hidden else {}),
         )
 
-    def _mixed(self, ids: Tensor, mixed_ids: Tensor, weights: Tensor) -> Float[Tensor, "B N d"]:
-        """Input embeddings as they were fed while sampling, from the present table."""
+    def _mixed(self, x: Rollout) -> dict[str, Tensor]:
+        """The embeddings that were fed while sampling, from this model's present table.
+
+        Empty where no completion was mixed: the model then looks up the tokens itself.
+        """
+        if x.mixed_ids is None or x.mixed_weights is None:
+            return {}
+        weights = x.mixed_weights.masked_fill(~x.mask[:, :, None], 0.0)
+        if not weights.any():
+            return {}
         model: Any = self.model
         table = model.get_input_embeddings()
-        T = mixed_ids.shape[1]
-        embedded = table(ids)
-        completion = mixed(embedded[:, -T:], table(mixed_ids), weights)
-        return torch.cat([embedded[:, :-T], completion], 1)
+        completion = mixed_embeddings(table, x.completion_ids, x.mixed_ids, weights)
+        return {"inputs_embeds": torch.cat([table(x.prompt_ids), completion], 1)}
 
 
 def token_logprobs(

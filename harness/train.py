@@ -202,7 +202,8 @@ def _draw(
     stream |= progress.stream.add([problems.problems[i].id for i in indices])
     prompt_lengths = [len(problems.prompts[i]) for i in rows]
     lengths = drawn.mask.sum(1).tolist()
-    loop.ledger.charge_generation("policy", Generation.of(prompt_lengths, lengths, shared_by=size))
+    drawing = Generation.of(prompt_lengths, lengths, shared_by=size, searched=drawn.searched)
+    loop.ledger.charge_generation("policy", drawing)
     loop.ledger.charge(
         prompts=count,
         completions=len(rows),
@@ -269,7 +270,10 @@ def _sampling_record(x: Rollout) -> dict[str, Any]:
     groups = len(torch.unique(x.group))
     size = group_sum(torch.ones_like(x.score), x.group)
     flat = (group_range(x.score, x.group) == 0).to(x.score) / size
-    steps = {} if x.step_ends is None else {"worked_steps": steps_record(x)}
+    steps: dict[str, Any] = {} if x.step_ends is None else {"worked_steps": steps_record(x)}
+    if x.mixed_weights is not None:
+        fed_back = int(x.mask.sum()) - len(x)
+        steps["mixed_share"] = int(x.mixed_weights.any(2).sum()) / max(fed_back, 1)
     return steps | {
         "length_mean": float(lengths.double().mean()),
         "truncated_share": float((~x.finished).double().mean()),

@@ -80,8 +80,8 @@ class Rollout(Rows):
     step_scores: Float[Tensor, "B T"] | None = None  # the step's score, on its last token
     top_ids: Int[Tensor, "B T K"] | None = None  # the engine's K likeliest tokens
     top_logprobs: Float[Tensor, "B T K"] | None = None  # and their log-probs under it
-    mixed_ids: Int[Tensor, "B T K"] | None = None  # tokens whose embeddings were fed, mixed
-    mixed_weights: Float[Tensor, "B T K"] | None = None  # in these shares; 0 where none was
+    mixed_ids: Int[Tensor, "B T K"] | None = None  # tokens mixed as the input in place of token t
+    mixed_weights: Float[Tensor, "B T K"] | None = None  # in these shares; 0 where t itself was
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,7 +120,8 @@ def test_a_step_costs_what_the_ledger_charges(name: str, warmup: bool, lora: boo
     ledger = Ledger(shapes, convention(spec.model))
     ledger.start_step()
     rows = 32 * 8
-    drawn = Generation.of([prompt] * rows, [completion] * rows, shared_by=size)
+    searched = shapes["policy"].vocab if arm.sampling.mixing else 0  # 256 mixed inputs are more
+    drawn = Generation.of([prompt] * rows, [completion] * rows, shared_by=size, searched=searched)
     ledger.charge_generation("policy", drawn)
     lengths, head = Lengths.of([prompt + completion] * rows), rows * completion
     for role in shapes:

@@ -110,6 +110,13 @@ def _lengths(
             yield violation(
                 "flops", cell.id, f"{key}: lengths.policy/generate.{name}", expected, found, why
             )
+    mixed = round((step.mixed_share or 0.0) * drawn.decoded)
+    if not min(mixed, 1) <= drawn.searched <= mixed:
+        yield violation(
+            "flops", cell.id, f"{key}: lengths.policy/generate.searched",
+            f"{min(mixed, 1)} to {mixed}", drawn.searched,
+            "each input that was mixed has an anchor, and each anchor is searched for once a draw",
+        )  # fmt: skip
     if step.used:
         yield from _scored(cell, key, step, drawn, run, design)
 

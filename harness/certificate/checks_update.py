@@ -23,6 +23,8 @@ from harness.spec.schema import OptimizerSpec
 # Two passes of one network over one batch differ by kernel order alone; a stale or differently
 # tempered log-prob differs by far more.
 RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+# A step's coins fall worse than this once in exp(30) = 10^13 steps.
+LEAST_CREDIBLE = 30.0
 UNIT_WEIGHTS = ("TokenMean", "SequenceMean")
 
 
@@ -43,6 +45,7 @@ def check_effective(evidence: Evidence, design: Design) -> Iterator[Violation]:
                     "effective", cell.id, f"{key}: spent.updates", taken, updates,
                     "updates charged are not the optimizer steps taken",
                 )  # fmt: skip
+            yield from _mixed(cell, key, before, step, parts)
             if step.used and step.effective is None:
                 yield violation(
                     MISSING, cell.id, f"{key}: effective", "what was used", None,
@@ -208,6 +211,32 @@ def _weights(
             return
 
 
+def _mixed(
+    cell: Cell, key: str, before: Spent, step: Step, parts: Mapping[str, Any]
+) -> Iterator[Violation]:
+    """As many inputs were mixed as the arm's share makes credible: one coin for each fed token."""
+    mixing = part(part(parts, "sampling"), "mixing")
+    declared, found = float(mixing.get("share", 0.0)), step.mixed_share
+    if found is None:
+        return  # where it applies, its absence is told below
+    tokens = step.spent.completion_tokens - before.completion_tokens
+    coins = tokens - (step.spent.completions - before.completions)
+    if coins * divergence(found, declared) > LEAST_CREDIBLE:
+        yield violation(
+            "effective", cell.id, f"{key}: mixed_share", declared, found,
+            f"of {coins} inputs another share was mixed than the arm declares",
+        )  # fmt: skip
+
+
+def divergence(p: float, q: float) -> float:
+    """KL of two coins: a share p of n tosses of a coin of share q has odds below exp(-n KL)."""
+    if (p > 0 and q == 0) or (p < 1 and q == 1):
+        return math.inf
+    heads = p * math.log(p / q) if p > 0 else 0.0
+    tails = (1 - p) * math.log((1 - p) / (1 - q)) if p < 1 else 0.0
+    return heads + tails
+
+
 def _measured(cell: Cell, key: str, step: Step, parts: Mapping[str, Any]) -> Iterator[Violation]:
     """What applies to this step is there."""
     needed = ["accuracy", "score_mean", "reward_mean", "engine_gap"]
@@ -220,6 +249,8 @@ def _measured(cell: Cell, key: str, step: Step, parts: Mapping[str, Any]) -> Ite
         needed.append("kl_to_reference")
     if part(parts, "advantage").get("part") == "ProcessSupervision":
         needed.append("worked_steps")
+    if part(parts, "sampling").get("mixing"):
+        needed.append("mixed_share")
     value = part(part(parts, "advantage"), "critic").get("part")
     if value is not None:
         needed += ["value_loss"] + ["critic_grad_norm"] * (value != SHARED_HEAD)

@@ -131,6 +131,7 @@ class Step(Open):
     entropy: Number
     zero_variance_share: Share
     worked_steps: WorkedSteps | None = None
+    mixed_share: Share | None = None
     kl_coef: Number | None
     accuracy: Share | None = None
     score_mean: Number | None = None

@@ -2,8 +2,9 @@
 
 The convention is that of torch's ``FlopCounterMode`` on an unpadded transformers model: two
 operations per multiply-add of every matrix product, attention over the full length x length
-square, nothing for norms, activations, softmax or look-ups. Padding is never charged, so a cost
-does not depend on how rows were batched. The ``causal`` switch halves the square, as the usual
+square, nothing for norms, activations, softmax or look-ups (those of the K likeliest tokens that a
+clip may ask for among them: they gather from logits that exist). Padding is never charged, so a
+cost does not depend on how rows were batched. The ``causal`` switch halves the square, as the usual
 paper formula does (2N + 2 layers d T per forward token).
 """
 
@@ -58,16 +59,23 @@ class Generation:
         sampled: completion tokens drawn, ends of sequence included; each needs logits.
         decoded: those fed back; the last token of a completion is not.
         contexts: sum, over decoded tokens, of the positions each attends to (itself included).
+        searched: tokens whose neighbours were looked for among all input embeddings.
     """
 
     prefill: Lengths = Lengths()
     sampled: int = 0
     decoded: int = 0
     contexts: int = 0
+    searched: int = 0
 
     @classmethod
     def of(
-        cls, prompts: Iterable[int], completions: Iterable[int], *, shared_by: int = 1
+        cls,
+        prompts: Iterable[int],
+        completions: Iterable[int],
+        *,
+        shared_by: int = 1,
+        searched: int = 0,
     ) -> Generation:
         """The sums over rows of one sampling call.
 
@@ -76,6 +84,7 @@ class Generation:
             completions: completion length of each row, end of sequence included.
             shared_by: rows that share one read of their (equal, adjacent) prompt; 1 where the
                 sampler reads the prompt again for each completion, as transformers does.
+            searched: tokens whose neighbours the call looked for.
 
         Raises:
             ValueError: the two differ in number, or ``shared_by`` does not divide it.
@@ -87,7 +96,8 @@ class Generation:
             )
         decoded = [max(c - 1, 0) for c in drawn]
         contexts = sum(p * d + d * (d + 1) // 2 for p, d in zip(starts, decoded, strict=True))
-        return cls(Lengths.of(starts[::shared_by]), sum(drawn), sum(decoded), contexts)
+        prefill = Lengths.of(starts[::shared_by])
+        return cls(prefill, sum(drawn), sum(decoded), contexts, searched)
 
     def __add__(self, other: Generation) -> Generation:
         return Generation(
@@ -95,6 +105,7 @@ class Generation:
             self.sampled + other.sampled,
             self.decoded + other.decoded,
             self.contexts + other.contexts,
+            self.searched + other.searched,
         )
 
 
@@ -199,12 +210,16 @@ def train(
 
 
 def generate(shape: ModelShape, generation: Generation, convention: Convention = MODEL) -> int:
-    """Sampling with a KV cache: prefill, then decoding; logits only where a token is drawn."""
+    """Sampling with a KV cache: prefill, then decoding; logits only where a token is drawn.
+
+    A search for neighbours is one product of a token's embedding with all of them.
+    """
     return (
         forward(shape, generation.prefill, 0, convention)
         + (2 * shape.trunk_matmul_parameters + shape.rotary_dim) * generation.decoded
         + 4 * shape.layers * shape.heads * shape.head_dim * generation.contexts
         + 2 * shape.head_parameters * generation.sampled
+        + 2 * shape.vocab * shape.hidden * generation.searched
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.arm import Arm
@@ -151,6 +151,9 @@ def step_amount(
     drawn = rows * resampling if arm.sampling.resamples else float(rows)
     groups = drawn / size
     drawing = generation_of(prompts, groups, size, completion)
+    if arm.sampling.mixing is not None:  # at most: no anchor is searched for twice in a draw
+        mixed = arm.sampling.mixing.share * drawing.decoded
+        drawing = replace(drawing, searched=round(min(mixed, shapes["policy"].vocab)))
     lengths, head = lengths_of(prompts, rows, completion), round(rows * completion)
     flops: Flops = {"policy/generate": generate(shapes["policy"], drawing, rule)}
     for role, shape in shapes.items():

@@ -16,8 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
-from harness.identity import stream_seed
-from harness.parts.mixing import mixed, neighbour_mixture
+from harness.samplers.mixer import Mixer
 from harness.samplers.sampler import Decoding, Drawn, left_pad, uniforms
 
 
@@ -53,25 +52,24 @@ class HFSampler:
         device = next(self.model.parameters()).device
         pad = int(self.tokenizer.pad_token_id)  # type: ignore[arg-type]
         ids, mask = left_pad(prompts, pad)
-        shape = (len(prompts) * group_size, decoding.max_new_tokens)
-        chance = uniforms(*shape, seed)
-        # A stream of its own: whether a token is mixed must not move what is sampled.
-        coin = uniforms(*shape, stream_seed(seed, "mixing")) if decoding.mixing else chance
+        chance = uniforms(len(prompts) * group_size, decoding.max_new_tokens, seed)
+        mixer = Mixer.of(self.model, len(chance), decoding, seed)
         parts: list[Decoded] = []
         step = max(1, self.engine_batch // group_size)
         for start in range(0, len(prompts), step):
             rows = slice(start, start + step)
+            completions = slice(start * group_size, (start + step) * group_size)
             parts.append(
                 _decode(
                     self.model,
                     ids[rows].to(device),
                     mask[rows].to(device),
-                    chance[start * group_size : (start + step) * group_size].to(device),
-                    coin[start * group_size : (start + step) * group_size].to(device),
+                    chance[completions].to(device),
                     group_size,
                     decoding,
                     self.eos.to(device),
                     self._stops(decoding),
+                    mixer and mixer.part(completions),
                 )
             )
         found = Decoded(*(torch.cat(values) for values in zip(*parts, strict=True)))
@@ -90,7 +88,9 @@ class HFSampler:
                 self._text(row, m)
                 for row, m in zip(completion_ids.tolist(), length.tolist(), strict=True)
             ),
-            **_recorded(found, completion_mask, decoding),
+            **_top(found, completion_mask, decoding),
+            mixed_ids=mixer and mixer.ids[:, :width],
+            mixed_weights=mixer and mixer.weights[:, :width],
         )
 
     def _text(self, ids: list[int], length: int) -> str:
@@ -131,17 +131,16 @@ class Decoded(NamedTuple):
     finished: Bool[Tensor, "B"]  # ended by itself
     top_ids: Int[Tensor, "B L K"]
     top_logprobs: Float[Tensor, "B L K"]
-    mixed_ids: Int[Tensor, "B L M"]
-    mixed_weights: Float[Tensor, "B L M"]
 
 
-def _recorded(found: Decoded, mask: Tensor, decoding: Decoding) -> dict[str, Tensor]:
-    """Top tokens and mixtures, where they were asked for."""
-    names = ["top_ids", "top_logprobs"] if decoding.record_top else []
-    names += ["mixed_ids", "mixed_weights"] if decoding.mixing else []
+def _top(found: Decoded, mask: Tensor, decoding: Decoding) -> dict[str, Tensor]:
+    """The recorded top tokens, where they were asked for."""
+    if not decoding.record_top:
+        return {}
     width = mask.shape[1]
     return {
-        name: getattr(found, name)[:, :width].masked_fill(~mask[:, :, None], 0) for name in names
+        "top_ids": found.top_ids[:, :width].masked_fill(~mask[:, :, None], 0),
+        "top_logprobs": found.top_logprobs[:, :width].masked_fill(~mask[:, :, None], 0.0),
     }
 
 
@@ -153,11 +152,11 @@ def _decode(
     ids: Tensor,
     mask: Tensor,
     chance: Tensor,
-    coin: Tensor,
     group_size: int,
     decoding: Decoding,
     eos: Tensor,
     stopped: Any,
+    mixer: Mixer | None,
 ) -> Decoded:
     """Completions of each prompt.
 
@@ -185,11 +184,6 @@ def _decode(
     top = min(decoding.record_top, logits.shape[1])
     top_ids = torch.zeros((rows, limit, top), dtype=torch.long, device=ids.device)
     top_logprobs = torch.zeros((rows, limit, top), device=ids.device)
-    mixing = decoding.mixing
-    table: Any = model.get_input_embeddings() if mixing else None  # type: ignore[operator]
-    company = min(mixing.neighbours, logits.shape[1]) if mixing else 0
-    mixed_ids = torch.zeros((rows, limit, company), dtype=torch.long, device=ids.device)
-    mixed_weights = torch.zeros((rows, limit, company), device=ids.device)
     alive = torch.arange(rows, device=ids.device)
     for t in range(limit):
         token, full = _choose(logits, chance[alive, t], decoding)
@@ -206,25 +200,16 @@ def _decode(
         going = ~finished[alive]
         if t + 1 == limit or not going.any():
             break
-        if mixing is not None:
-            turn = (coin[alive, t] < mixing.share) & going
-            if turn.any():
-                found = neighbour_mixture(
-                    logits[turn], table.weight, decoding.temperature, mixing.neighbours
-                )
-                mixed_ids[alive[turn], t], mixed_weights[alive[turn], t] = found
+        if mixer is not None:
+            mixer.mix(alive[going], t, logits[going])
         if int(going.sum()) * 2 <= len(alive):
             kept = going.nonzero().squeeze(1)
             cache.batch_select_indices(kept)
             alive, token, mask = alive[kept], token[kept], mask[kept]
             next_position = next_position[kept]
         mask = torch.cat([mask, mask.new_ones((len(mask), 1))], 1)
-        fed: dict[str, Tensor] = {"input_ids": token[:, None]}
-        if mixing is not None:
-            rows_mixed, weights = mixed_ids[alive, t, None], mixed_weights[alive, t, None]
-            fed = {"inputs_embeds": mixed(table(token[:, None]), table(rows_mixed), weights)}
         out = model(
-            **fed,
+            **(mixer.fed(alive, t, token) if mixer else {"input_ids": token[:, None]}),
             attention_mask=mask,
             position_ids=next_position,
             past_key_values=cache,
@@ -232,9 +217,7 @@ def _decode(
         )
         next_position = next_position + 1
         cache, logits = out.past_key_values, out.logits[:, -1]
-    return Decoded(
-        tokens, logprobs, lengths, finished, top_ids, top_logprobs, mixed_ids, mixed_weights
-    )
+    return Decoded(tokens, logprobs, lengths, finished, top_ids, top_logprobs)
 
 
 def _choose(logits: Tensor, chance: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:

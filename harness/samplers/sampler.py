@@ -44,8 +44,15 @@ class Drawn:
     texts: tuple[str, ...]
     top_ids: Int[Tensor, "B T K"] | None = None
     top_logprobs: Float[Tensor, "B T K"] | None = None  # as ``logprobs``; both 0 on padding
-    mixed_ids: Int[Tensor, "B T K"] | None = None  # mixed into the input after token t
-    mixed_weights: Float[Tensor, "B T K"] | None = None  # 0 where the token itself was fed
+    mixed_ids: Int[Tensor, "B T K"] | None = None  # mixed and fed in place of token t
+    mixed_weights: Float[Tensor, "B T K"] | None = None  # 0 where token t itself was fed
+
+    @property
+    def searched(self) -> int:
+        """Tokens whose neighbours were looked for: each anchor once."""
+        if self.mixed_ids is None or self.mixed_weights is None:
+            return 0
+        return len(self.mixed_ids[(self.mixed_weights > 0).any(2)][:, 0].unique())
 
 
 class Sampler(Protocol):
