@@ -26,7 +26,6 @@ from harness.ledger import Ledger, convention
 from harness.models import (
     Base,
     Policy,
-    Reference,
     ValueHead,
     build_critic,
     load_base,
@@ -34,6 +33,7 @@ from harness.models import (
     trainable,
 )
 from harness.record import environment, identity, input_hashes
+from harness.reference import build_reference, reference_shape
 from harness.rewards.judge import MathsJudge, make_grader
 from harness.rewards.maths import MathGrader
 from harness.rewards.steps import StepJudge, step_grader
@@ -130,7 +130,7 @@ class CellRun:
             start = time.perf_counter()
             found = evaluate(
                 name, self.sets[name], self.protocol(self.spec.evaluation.samples), sampler,
-                grader, self.divergence(policy, None),
+                grader, self.divergence(policy),
             )  # fmt: skip
             record = {"at": 0.0, "step": 0, "spent": Ledger(shapes).spent(), "purpose": "final"}
             chain = self._store_evaluation(found, record, self.spec.evaluation.samples, chain)
@@ -142,7 +142,8 @@ class CellRun:
     def _run_arm(self, arm: Arm, grader: MathGrader, meter: PeakMeter) -> None:
         loop = self.build(arm, grader)
         self._write_identity(arm, loop.ledger.shapes)
-        state = load_checkpoint(self.folder.path / "checkpoint", loop.learner) or {}
+        folder = self.folder.path / "checkpoint"
+        state = load_checkpoint(folder, loop.learner, loop.reference) or {}
         self._restore(loop, state)
         chains = {"steps": state.get("chain", ""), "evals": state.get("evals_chain", "")}
         done_shares: list[float] = list(state.get("evaluated", []))
@@ -179,10 +180,9 @@ class CellRun:
         policy = Policy(model, spec.sampling.temperature)
         reference = None
         if arm.kl.needs_reference:
-            reference = Reference(
-                model if lora else self.base.model, spec.sampling.temperature,
-                adapters_off=lora is not None,
-            )  # fmt: skip
+            reference = build_reference(
+                self.base, policy, lora=lora is not None, moves=arm.kl.refresh is not None
+            )
         separate, shared = arm.separate_critic, arm.shared_head
         critic = build_critic(self.base, separate.init, lora, seed) if separate else None
         hidden = int(self.base.model.config.hidden_size)
@@ -194,7 +194,7 @@ class CellRun:
         learner = Learner(arm, policy, critic, spec.optimizer, head)
         shapes = {"policy": ModelShape.from_model(model)}  # type: ignore[arg-type]
         if reference is not None:
-            shapes["reference"] = ModelShape.from_model(self.base.model)
+            shapes["reference"] = reference_shape(reference, self.base, shapes["policy"])
         if critic is not None:
             shapes["critic"] = critic_shape(critic, self.base, shapes["policy"])
         train_set = self.sets["train"]
@@ -235,6 +235,7 @@ class CellRun:
         p.optimizer_steps = state["optimizer_steps"]
         p.policy_steps = state["policy_steps"]
         p.collected_nothing = state["collected_nothing"]
+        p.reference_step = state["reference_step"]
         p.stream.restore(state["stream"])
         loop.ledger.restore(state["ledger"])
         loop.sampler.load(loop.learner.policy.model)
@@ -247,11 +248,12 @@ class CellRun:
             {
                 "step": p.step, "cursor": p.cursor, "kl_coef": p.kl_coef,
                 "optimizer_steps": p.optimizer_steps, "policy_steps": p.policy_steps,
-                "collected_nothing": p.collected_nothing,
+                "collected_nothing": p.collected_nothing, "reference_step": p.reference_step,
                 "stream": p.stream.state(), "ledger": loop.ledger.state(),
                 "chain": chains["steps"], "evals_chain": chains["evals"],
                 "evaluated": shares, "sizes": self.folder.sizes(),
             },
+            loop.reference,
         )  # fmt: skip
 
     # -- evaluation ---------------------------------------------------------------------------
@@ -264,12 +266,11 @@ class CellRun:
         return Protocol(samples, e.temperature, e.top_p, s.max_new_tokens, s.stop,
                         self.cell.seed, e.greedy)  # fmt: skip
 
-    def divergence(self, policy: Policy, reference: Reference | None) -> Divergence:
-        if reference is None:
-            lora = self.spec.model.lora is not None and policy.model is not self.base.model
-            reference = Reference(policy.model if lora else self.base.model, policy.temperature,
-                                  adapters_off=lora)  # fmt: skip
-        return Divergence(policy, reference, self.spec.evaluation.curve_samples,
+    def divergence(self, policy: Policy) -> Divergence:
+        """From the base, whatever the arm's own reference has become."""
+        lora = self.spec.model.lora is not None and policy.model is not self.base.model
+        base = build_reference(self.base, policy, lora=lora, moves=False)
+        return Divergence(policy, base, self.spec.evaluation.curve_samples,
                           self.spec.optimizer.micro_batch)  # fmt: skip
 
     def _due(self, loop: Loop, done: list[float]) -> list[float]:
@@ -290,7 +291,7 @@ class CellRun:
         for name in names:
             found = evaluate(
                 name, self.sets[name], self.protocol(samples), loop.sampler, grader,
-                self.divergence(loop.learner.policy, loop.reference),
+                self.divergence(loop.learner.policy),
             )  # fmt: skip
             for share in due:
                 record = {"at": share, "step": loop.progress.step, "spent": loop.ledger.spent(),

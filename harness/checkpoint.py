@@ -12,25 +12,35 @@ from safetensors.torch import load_file, save_file
 
 from harness.errors import CellError, InputError
 from harness.learner import Learner
+from harness.models import Reference
 from harness.store import TEMPORARY, disk_errors, read_json, write_json
 
 
-def save_checkpoint(folder: Path, learner: Learner, state: Mapping[str, Any]) -> None:
+def save_checkpoint(
+    folder: Path,
+    learner: Learner,
+    state: Mapping[str, Any],
+    reference: Reference | None = None,
+) -> None:
     """Write weights, optimizer moments and state; the old checkpoint stands until the new is whole.
 
+    A reference that is no longer the base is written too.
     No random state is held: every stream is a function of seed and step.
     """
     name = f"step-{state['step']:07d}.safetensors"
     with disk_errors(folder / name):
         folder.mkdir(parents=True, exist_ok=True)
-        _save(folder / name, dict(learner.tensors()))
+        held = reference.tensors() if reference is not None else ()
+        _save(folder / name, dict(learner.tensors()) | dict(held))
     write_json(folder / "state.json", {**state, "tensors": name})
     for old in folder.glob("step-*.safetensors"):
         if old.name != name:
             old.unlink()
 
 
-def load_checkpoint(folder: Path, learner: Learner) -> dict[str, Any] | None:
+def load_checkpoint(
+    folder: Path, learner: Learner, reference: Reference | None = None
+) -> dict[str, Any] | None:
     """Put the saved state back; None where there is none.
 
     Raises:
@@ -42,7 +52,10 @@ def load_checkpoint(folder: Path, learner: Learner) -> dict[str, Any] | None:
     try:
         state: dict[str, Any] = read_json(path)
         path = folder / state["tensors"]
-        learner.restore(load_file(path))
+        tensors = load_file(path)
+        learner.restore(tensors)
+        if reference is not None:
+            reference.restore(tensors)
     except (OSError, InputError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
         raise CellError(
             f"{path}: cannot be resumed from ({type(error).__name__}: {error}); delete {folder} "

@@ -13,6 +13,7 @@ from harness.cost.memory import (
     PeakMeter,
     Resident,
     Storage,
+    adapter_copy,
     measured_static,
     peak_bytes,
     predict,
@@ -50,6 +51,9 @@ def predicted_memory(spec: ExperimentSpec, shapes: dict[str, ModelShape]) -> dic
         recompute=spec.model.gradient_checkpointing,
     )
     items = predict(residents, load)
+    reference = shapes.get("reference")
+    if reference is not None and reference.lora_rank:  # a past policy: the base with old adapters
+        items.append(adapter_copy("reference", reference, storage))
     return {"items": [asdict(item) for item in items], "peak": peak_bytes(items)}
 
 
@@ -62,14 +66,14 @@ def memory_record(spec: ExperimentSpec, loop: Loop, meter: PeakMeter) -> dict[st
     ]
     if learner.critic is not None:
         models.append(("critic", learner.critic, learner.critic_optimizer))
-    if loop.reference is not None and not loop.reference.adapters_off:
-        models.append(("reference", loop.reference.model, None))
     measured = []
     for role, model, optimizer in models:
         # Gradients are freed after every optimizer step, so there are none to measure here.
         held = {"parameters": measured_static(model)["parameters"]}
         held["optimizer"] = optimizer.bytes_held() if optimizer else 0
         measured += [{"role": role, "kind": k, "bytes": n} for k, n in held.items()]
+    if loop.reference is not None and (weights := loop.reference.bytes_held()):
+        measured.append({"role": "reference", "kind": "parameters", "bytes": weights})
     return {
         "predicted": predicted["items"],
         "predicted_peak": predicted["peak"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from harness.cost.memory import measured_static
 from harness.errors import InputError
 from harness.identity import stream_seed
 from harness.parts.mixing import mixed_embeddings
@@ -330,6 +331,17 @@ class Reference(Policy):
         off: Any = self.model.disable_adapter() if self.adapters_off else nullcontext()  # type: ignore[operator]
         with off:
             return super().logprobs(x)
+
+    def bytes_held(self) -> int:
+        """Of weights of its own: none where it is the policy without its adapters."""
+        return 0 if self.adapters_off else measured_static(self.model)["parameters"]
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What resuming a run needs of it, by name: nothing, as the base never changes."""
+        return iter(())
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what ``tensors`` gave."""
 
 
 class Critic(nn.Module):

@@ -20,6 +20,7 @@ from harness.identity import stream_seed
 from harness.learner import Learner
 from harness.ledger import Ledger
 from harness.models import Reference, ValueHead, scored
+from harness.reference import PastPolicy
 from harness.rewards.maths import Verdict
 from harness.rewards.steps import StepJudge, steps_record
 from harness.samplers.sampler import Decoding, Drawn, Sampler
@@ -62,6 +63,7 @@ class Progress:
     optimizer_steps: int = 0
     policy_steps: int = 0  # those that moved the policy: all but the critic's warm-up
     collected_nothing: int = 0
+    reference_step: int = 0  # whose policy the reference is; 0 is the base
     stream: StreamHash = field(default_factory=lambda: StreamHash(1))
 
 
@@ -116,6 +118,7 @@ def step(loop: Loop) -> dict[str, Any]:
         "phase": "critic_warmup" if warmup else "train",
         "kl_coef": loop.progress.kl_coef,
     }
+    refresh_reference(loop, record)
     rollout = collect(loop, record)
     if rollout is None:
         _note_empty(loop)
@@ -127,6 +130,18 @@ def step(loop: Loop) -> dict[str, Any]:
     record["flops"] = dict(loop.ledger.flops)
     record["lengths"] = loop.ledger.lengths
     return record
+
+
+def refresh_reference(loop: Loop, record: dict[str, Any]) -> None:
+    """Where the arm says so, make the policy its own reference before this step."""
+    if loop.reference is None:
+        return
+    done, refresh = loop.progress.step - 1, loop.arm.kl.refresh
+    if refresh is not None and refresh.due(done):
+        assert isinstance(loop.reference, PastPolicy)
+        loop.reference.refresh()
+        loop.progress.reference_step = done
+    record["reference_step"] = loop.progress.reference_step
 
 
 EMPTY_STEPS = 20

@@ -90,6 +90,7 @@ RULES = {
     ),
     "grpo": GRPO,
     "grpo_clip_higher": replace(GRPO, clip=(0.8, 1.28)),
+    "grpo_iterative": GRPO,  # which policy the reference is, the batch does not tell
     "grpo_process": replace(GRPO, mean="steps", std=None),
     "n_grpo": GRPO,  # what it changes is what was fed
     "grpo_filtered": GRPO,  # no group of the batch agrees

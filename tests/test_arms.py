@@ -28,7 +28,7 @@ CRITIC = {"ppo", "ppo_ungrouped", "ppo_shared_head", "vc_ppo", "vapo", "verl_ppo
 REFERENCE = {
     "ppo", "ppo_ungrouped", "ppo_shared_head", "vc_ppo", "openrlhf_ppo",
     "reinforce_pp", "reinforce_pp_baseline", "rloo",
-    "grpo", "grpo_clip_higher", "grpo_filtered", "grpo_process", "n_grpo",
+    "grpo", "grpo_clip_higher", "grpo_filtered", "grpo_process", "grpo_iterative", "n_grpo",
 }  # fmt: skip
 POLICY_ALONE = {
     "dr_grpo", "lite_ppo", "dapo", "dapo_overlong_filter", "gspo", "cispo",
@@ -66,6 +66,7 @@ def test_grpo_is_deepseekmaths_and_no_librarys():
         "estimator": "k3",
         "clamp": None,
         "controller": None,
+        "refresh": None,
     }
     assert tree["scale"]["ddof"] == 0
     assert tree["aggregate"]["part"] == "SequenceMean"

@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("optimizer",),
     ("record",),
     ("data", "rewards"),
-    ("samplers",),
+    ("samplers", "reference"),
     ("models",),
     ("warmstart", "ledger", "job"),
     ("spec",),

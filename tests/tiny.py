@@ -36,6 +36,7 @@ from harness.models import (
     scored,
     trainable,
 )
+from harness.reference import build_reference, reference_shape
 from harness.rewards.judge import MathsJudge
 from harness.rewards.maths import MathGrader, Outcome, Verdict
 from harness.samplers.hf import HFSampler
@@ -274,8 +275,9 @@ def make_loop(
     reference = critic = None
     shapes = {"policy": ModelShape.from_model(policy.model)}  # type: ignore[arg-type]
     if arm.kl.needs_reference:
-        reference = Reference(base.model, drawing.temperature)
-        shapes["reference"] = ModelShape.from_model(base.model)
+        moves = arm.kl.refresh is not None
+        reference = build_reference(base, policy, lora=lora is not None, moves=moves)
+        shapes["reference"] = reference_shape(reference, base, shapes["policy"])
     separate, shared = arm.separate_critic, arm.shared_head
     hidden = int(base.model.config.hidden_size)
     head = ValueHead(policy, hidden, shared.init, seed) if shared else None

@@ -17,6 +17,7 @@ from harness.arms.dr_grpo import DR_GRPO
 from harness.arms.filtered import GRPO_FILTERED, LITE_PPO
 from harness.arms.grpo import GRPO, GRPO_CLIP_HIGHER
 from harness.arms.gspo import GSPO
+from harness.arms.iterative import GRPO_ITERATIVE
 from harness.arms.ladder import RUNGS
 from harness.arms.n_grpo import N_GRPO
 from harness.arms.ppo import PPO, PPO_UNGROUPED
@@ -45,6 +46,7 @@ ARMS: dict[str, Arm] = {
         GRPO_FILTERED,
         N_GRPO,
         GRPO_PROCESS,
+        GRPO_ITERATIVE,
         DR_GRPO,
         LITE_PPO,
         DAPO,

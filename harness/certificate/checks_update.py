@@ -34,6 +34,7 @@ def check_effective(evidence: Evidence, design: Design) -> Iterator[Violation]:
         parts = design.parts_of(cell, run)
         yield from _phases(cell, steps, parts)
         yield from _coefficients(cell, steps, parts)
+        yield from _references(cell, run, steps, parts, design)
         charged: Mapping[str, float] = {}
         policy_updates = 0  # the critic's warm-up does not use up the policy's
         for line, before, step in before_and_after(steps):
@@ -92,6 +93,37 @@ def _coefficients(
         if controller and step.kl_to_reference is not None:
             error = min(max(step.kl_to_reference / controller["target"] - 1.0, -0.2), 0.2)
             expected = found * (1.0 + error * step.used / controller["horizon"])
+
+
+def _references(
+    cell: Cell, run: Run, steps: tuple[Step, ...], parts: Mapping[str, Any], design: Design
+) -> Iterator[Violation]:
+    """The reference is the base or, where it is refreshed, the policy of the last refresh.
+
+    A policy is no distance from itself, so a KL right after a refresh shows that there was none.
+    """
+    every = part(part(parts, "kl"), "refresh").get("every")
+    tolerance = RATIO_TOLERANCE[design.spec.model.dtype] * design.sampling(run).max_new_tokens
+    for line, step in enumerate(steps, 1):
+        expected = (step.step - 1) // every * every if every else 0
+        found = step.reference_step
+        if every and found is None:
+            yield violation(
+                MISSING, cell.id, f"steps.jsonl line {line}: reference_step", expected, None,
+                "whose policy the reference was is not recorded",
+            )  # fmt: skip
+        elif found not in (None, expected):
+            yield violation(
+                "effective", cell.id, f"steps.jsonl line {line}: reference_step", expected, found,
+                f"the arm declares {f'a refresh every {every} steps' if every else 'no refresh'}",
+            )  # fmt: skip
+        fresh = 0 < expected == step.step - 1
+        if fresh and step.used and abs(step.kl_to_reference or 0.0) > tolerance:
+            yield violation(
+                "effective", cell.id, f"steps.jsonl line {line}: kl_to_reference",
+                f"<= {tolerance}", step.kl_to_reference,
+                "the policy is away from a reference that was just made from it",
+            )  # fmt: skip
 
 
 def _pinned(

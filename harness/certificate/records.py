@@ -137,6 +137,7 @@ class Step(Open):
     score_mean: Number | None = None
     reward_mean: Number | None = None
     kl_to_reference: Number | None = None
+    reference_step: NonNegativeInt | None = None
     engine_gap: Amount | None = None
     surrogate: Number | None = Field(None, alias="loss/surrogate")
     kl: Number | None = Field(None, alias="loss/kl")

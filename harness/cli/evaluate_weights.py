@@ -44,7 +44,7 @@ def evaluate_weights(
     with make_grader(run.spec.reward) as grader:
         found = evaluate(
             split, run.sets[split], protocol, make_sampler(run.spec, model, run.base),
-            grader, run.divergence(Policy(model, run.spec.sampling.temperature), None),
+            grader, run.divergence(Policy(model, run.spec.sampling.temperature)),
         )  # fmt: skip
     return {
         "arm": arm, "seed": seed, "split": split, "samples": protocol.samples,

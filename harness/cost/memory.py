@@ -188,6 +188,12 @@ def predict(residents: Sequence[Resident], load: Load) -> list[MemoryItem]:
     return [item for item in items if item.bytes]
 
 
+def adapter_copy(role: Role, shape: ModelShape, storage: Storage) -> MemoryItem:
+    """A second set of adapters, which take turns with the first in one model."""
+    size = int(shape.adapter_parameters * storage.weight)
+    return MemoryItem(role, "parameters", None, size)
+
+
 def _static(model: Resident) -> list[MemoryItem]:
     shape, storage = model.shape, model.storage
     optimizer = shape.trainable * (storage.master + storage.moments)

@@ -53,12 +53,37 @@ class AdaptiveKL:
 
 
 @dataclass(frozen=True)
+class Refresh:
+    """When the policy becomes its own reference (DeepSeekMath, arXiv:2402.03300 sec. 4.1.4).
+
+    ``every``: steps (rollout batches, a critic's warm-up among them) between two replacements; the
+    first reference is the base. DeepSeek-R1 replaces it every 400 of 10,400 steps (2501.12948).
+    """
+
+    version: ClassVar[int] = 1
+    every: int = knob(10, choices=(5, 10, 20))
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.every, int) or isinstance(self.every, bool) or self.every < 1:
+            raise InputError(f"kl.refresh.every is {self.every!r}; give a number of steps from 1")
+
+    def due(self, done: int) -> bool:
+        """Whether the reference is replaced once so many steps are done."""
+        return done > 0 and done % self.every == 0
+
+
+@dataclass(frozen=True)
 class KL:
     """No penalty unless a subclass says so; the coefficient in force is the loop's state."""
 
     @property
     def needs_reference(self) -> bool:
         return False
+
+    @property
+    def refresh(self) -> Refresh | None:
+        """When the reference is replaced; None where it stays the base."""
+        return None
 
     @property
     def initial_coef(self) -> float:
@@ -93,13 +118,14 @@ class Penalty(KL):
     """A penalty of ``kl_coef`` times a per-token estimate, fixed or steered by a controller.
 
     ``clamp`` bounds each token's estimate to [-clamp, clamp] (OpenRLHF and verl: 10); None leaves
-    it as it is.
+    it as it is. ``refresh`` replaces the reference now and then; None keeps the base.
     """
 
     kl_coef: float = knob(0.05, low=1e-3, high=0.2, log=True)
     estimator: Estimator = "k1"
     controller: AdaptiveKL | None = None
     clamp: float | None = None
+    refresh: Refresh | None = None  # type: ignore[assignment]
 
     @property
     def needs_reference(self) -> bool:

@@ -95,7 +95,8 @@ def shapes_of(spec: ExperimentSpec, arm: Arm, config: Mapping[str, Any]) -> dict
         adapters = {"lora_rank": lora.rank, "lora_targets": lora.target_modules}
     shapes = {"policy": ModelShape.from_config(config, **adapters)}
     if arm.kl.needs_reference:
-        shapes["reference"] = ModelShape.from_config(config, trained=False)
+        own = adapters if arm.kl.refresh is not None else {}
+        shapes["reference"] = ModelShape.from_config(config, trained=False, **own)
     if arm.separate_critic is not None:
         shapes["critic"] = ModelShape.from_config(
             config, scalar_head=True, head_bias=True, **adapters

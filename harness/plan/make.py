@@ -27,7 +27,7 @@ from harness.plan.speed import (
 )
 from harness.plan.value import ArmPlan, Plan, SplitPlan, TimePlan
 from harness.plan.wall import Job, wall_seconds
-from harness.plan.warn import warnings_of
+from harness.plan.warn import never_refreshed, warnings_of
 from harness.rewards.steps import step_grader
 from harness.samplers import check_engine
 from harness.spec.schema import ExperimentSpec
@@ -74,7 +74,9 @@ def make_plan(context: Context, width: int | None = None) -> Plan:
         assumptions=planner.assumptions(any(a.arm.sampling.resamples for a in found.values())),
         warnings=(),
     )
-    return replace(plan, warnings=warnings_of(spec, plan, width))
+    refresh = {name: a.arm.kl.refresh.every for name, a in found.items() if a.arm.kl.refresh}
+    warnings = (*warnings_of(spec, plan, width), *never_refreshed(plan, refresh))
+    return replace(plan, warnings=warnings)
 
 
 def _check_arms(spec: ExperimentSpec, found: Mapping[str, FoundArm]) -> None:

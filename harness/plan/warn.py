@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from itertools import pairwise
 
@@ -78,6 +78,18 @@ def _steps(plan: Plan) -> Iterator[str]:
             f"the budget in {plan.budget['unit']} buys {least} {spread[least]} steps and {most} "
             f"{spread[most]}: arms differ in cost, which is what this unit is there to compare"
         )
+
+
+def never_refreshed(plan: Plan, every: Mapping[str, int]) -> Iterator[str]:
+    """Arms whose runs end before their first new reference, by steps between two of them."""
+    for arm in plan.arms:
+        for cell in arm.cells:
+            if arm.name in every and cell.steps <= every[arm.name]:
+                yield (
+                    f"arm {arm.name}: a {cell.kind} has {cell.steps} steps and replaces its "
+                    f"reference after {every[arm.name]}, so it never does; lower kl.refresh.every "
+                    "or raise the budget"
+                )
 
 
 def _tuning(spec: ExperimentSpec, plan: Plan) -> Iterator[str]:
