@@ -20,7 +20,7 @@ from harness.cli import main, show
 from harness.errors import BAD_INPUT
 
 COMMANDS = ["list", "validate", "plan", "run", "status", "audit", "report", "evaluate", "grade",
-            "metrics", "doctor", "diff"]  # fmt: skip
+            "metrics", "doctor", "diff", "conformance"]  # fmt: skip
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -88,6 +88,28 @@ def test_arms_are_a_list_of_objects_with_names(harness: Run, tmp_path: Path):
     _, out, _ = harness("list", "arms", "--json", "--plugin", "mine.py")
     mine = next(a for a in json.loads(out) if a["name"] == "mine")
     assert mine["origin"] == "plugin mine.py"
+    grpo = next(a for a in arms if a["name"] == "grpo")
+    assert mine["axes"] == grpo["axes"]
+    assert grpo["axes"]["kl"] == "loss k3 0.04"
+    assert grpo["parts"]["kl"]["estimator"] == "k3"
+
+
+def test_arms_are_printed_as_rows_of_their_axes_on_any_screen(
+    harness: Run, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    for width in (120, 160):
+        screen = Console(highlight=False, width=width, color_system=None)
+        monkeypatch.setattr(show, "console", screen)
+        code, out, _ = harness("list", "arms")
+        assert code == 0
+        lines = out.splitlines()
+        assert max(map(len, lines)) <= width
+        rows = {line.split()[0]: line for line in lines if line.split()}
+        assert set(ARMS) <= set(rows)  # a name never wraps
+        assert "-0.2 +0.28" in rows["grpo_clip_higher"]
+        assert "-0.2 +0.2 " in rows["grpo"]
+        assert "with a critic" in out
+        assert "between two arms" in out
 
 
 @pytest.mark.parametrize("what", ["arms", "tasks", "prompts", "experiments"])
@@ -111,6 +133,16 @@ def test_a_difference_of_arms_is_what_they_differ_in(harness: Run):
     assert code == 0
     assert json.loads(out) == {"clip.clip_high": [0.2, 0.28]}
     assert harness("diff", "grpo", "grpo")[0] == BAD_INPUT
+    _, out, _ = harness("diff", "ppo", "grpo")
+    assert out.startswith("4 differences")
+    where = [line.split()[0] for line in out.splitlines()[2:] if line[0] != " "]
+    assert where == ["kl", "advantage", "scale", "aggregate"]  # in the order of an arm's parts
+    assert re.search(r"kl +KLInReward\(kl_coef=0.05, estimator=k1\) +KLInLoss\(kl_coef=0.04", out)
+    _, out, _ = harness("diff", "grpo", "dr_grpo")
+    assert re.search(r"scale +GroupStd\(eps=1e-6, ddof=0\) +none\n", re.sub(r" +\n", "\n", out))
+    _, out, _ = harness("diff", "grpo", "grpo_clip_higher")
+    assert out.startswith("1 difference ")
+    assert re.search(r"clip.clip_high +0.2 +0.28", out)
 
 
 # -- grade, metrics -------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("warmstart", "ledger", "job"),
     ("spec",),
-    ("arms",),
+    ("arms", "conformance", "labels"),
     ("arm",),
     ("combinations",),
     ("parts", "tasks"),

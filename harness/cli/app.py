@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from harness.cli import data_commands, experiment_commands, list_commands
+from harness.cli import arm_commands, data_commands, experiment_commands, list_commands
 from harness.errors import BAD_INPUT, CELL_FAILED, CellError, InputError
 
 STOPPED = 130
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 experiment_commands.register(app)
 list_commands.register(app)
+arm_commands.register(app)
 data_commands.register(app)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from harness.cli.show import print_json, print_table, say
+from harness.cli.show import print_groups, print_json, print_table, say
 from harness.errors import BAD_INPUT, InputError, suggest
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -23,56 +23,88 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
+BETWEEN = "between two arms"
+
+
 def list_(
     what: Annotated[str, typer.Argument(help="arms, tasks, prompts or experiments.")],
     plugin: Plugins = None,
     json: AsJson = False,
 ) -> None:
-    """List arms (with where each comes from), tasks, prompts or experiments."""
+    """List arms (by the axes in which they differ), tasks, prompts or experiments."""
+    lists: dict[str, Callable[[list[Path]], list[dict[str, Any]]]]
     lists = {"arms": _arms, "tasks": _tasks, "prompts": _prompts, "experiments": _experiments}
     if what not in lists:
         raise InputError(f"list {what!r}: no such list.{suggest(what, lists)}")
     rows = lists[what](plugin or [])
     if json:
         print_json(rows)
-    elif rows:
-        columns = [key for key in rows[0] if key not in ("parts", "source")]
-        print_table(what, columns, [[_plain(row[c]) for c in columns] for row in rows])
-    else:
+    elif not rows:
         say(f"no {what}")
+    elif what == "arms":
+        _print_arms(rows)
+    else:
+        columns = list(rows[0])
+        print_table(what, columns, [[row[c] for c in columns] for row in rows])
 
 
 def _arms(plugins: list[Path]) -> list[dict[str, Any]]:
-    from harness.arm import PARTS, parts
-    from harness.arms import list_arms
+    """Every arm, with the axes in short, the source, and its parts in full."""
+    from harness.arm import parts
+    from harness.arms import ARMS, list_arms
+    from harness.labels import axes_of, family
 
-    rows = []
-    for name, found in list_arms(plugins).items():
-        tree = parts(found.arm)
-        axes = {axis: _brief(tree[axis]) for axis in PARTS}
-        rows.append({"name": name, "origin": found.origin} | axes
-                    | {"source": found.arm.source, "parts": tree})  # fmt: skip
-    return rows
+    def shipped(name: str, origin: str) -> bool:
+        """Or a plugin's; the rest are rungs and mixtures."""
+        return name in ARMS or origin != "built-in"
 
-
-def _brief(part: Any) -> str:
-    """A part in few words: its class and the settings that are not None."""
-    if part is None or part == []:
-        return "-"
-    if isinstance(part, list):
-        return " + ".join(_brief(p) for p in part)
-    hidden = ("part", "version", "module")
-    inner = [
-        f"{k}={_brief(v) if isinstance(v, dict) else v}"
-        for k, v in part.items()
-        if k not in hidden and v is not None
+    return [
+        {
+            "name": name,
+            "origin": found.origin,
+            "family": family(found.arm) if shipped(name, found.origin) else BETWEEN,
+            "axes": axes_of(found.arm),
+            "source": found.arm.source,
+            "parts": parts(found.arm),
+        }
+        for name, found in list_arms(plugins).items()
     ]
-    return part["part"] + (f"({', '.join(inner)})" if inner else "")
 
 
-def _plain(cell: Any) -> Any:
-    """A part's class without its settings, so that a row of axes fits a screen."""
-    return re.sub(r"\([^()]*(\([^()]*\))*[^()]*\)", "", cell) if isinstance(cell, str) else cell
+COLUMNS = {
+    "mean": ("mean",),
+    "std": ("std",),
+    "kl": ("kl",),
+    "ratio": ("ratio",),
+    "clip": ("clip",),
+    "average": ("average",),
+    "sampling": ("sampling", "exclude"),
+    "shaping": ("shaping", "imitate"),
+}
+
+
+def _print_arms(rows: list[dict[str, Any]]) -> None:
+    """One row an arm, under what it compares scores with; those of plugins under where they are."""
+    from harness.labels import AXES
+
+    groups: dict[str, list[list[str]]] = {}
+    for row in rows:
+        cells = [_cell(row["axes"], names) for names in COLUMNS.values()]
+        heading = row["family"] if row["origin"] == "built-in" else row["origin"]
+        groups.setdefault(heading, []).append([row["name"], *cells])
+    groups = dict(sorted(groups.items(), key=lambda group: group[0] == BETWEEN))
+    print_groups(["arm", *COLUMNS], groups)
+    say("")
+    for column, axes in COLUMNS.items():
+        say(f"{column:<8}  {'; '.join(AXES[axis] for axis in axes)}")
+    say(f"{len(rows)} arms; their parts in full: --json; where two differ: harness diff A B")
+
+
+def _cell(axes: dict[str, str], names: tuple[str, ...]) -> str:
+    """An axis, and what a second one adds to it."""
+    first, *others = (axes[name] for name in names)
+    added = [word for word in others if word != "none"]
+    return ", ".join(added if added and first == "none" else [first, *added])
 
 
 def _tasks(plugins: list[Path]) -> list[dict[str, Any]]:
@@ -121,9 +153,10 @@ def diff(
     json: AsJson = False,
 ) -> None:
     """Print where two arms differ, part by part."""
-    from harness.arm import parts
+    from harness.arm import PARTS, parts
     from harness.arms import find_arms
     from harness.identity import difference
+    from harness.labels import brief
 
     if arm_a == arm_b:
         raise InputError(f"diff: {arm_a!r} twice; name two arms")
@@ -132,12 +165,14 @@ def diff(
     if json:
         print_json({path: list(pair) for path, pair in found.items()})
         return
-    rows = [(path, _shown(left), _shown(right)) for path, (left, right) in found.items()]
-    print_table(f"{len(rows)} differences", ["where", a.arm.name, b.arm.name], rows)
-
-
-def _shown(value: Any) -> str:
-    return _brief(value) if isinstance(value, (dict, list)) or value is None else str(value)
+    order = [*PARTS, "arm"]
+    paths = sorted(found, key=lambda path: order.index(path.partition(".")[0]))
+    rows = [(path, *map(brief, found[path])) for path in paths]
+    if not rows:
+        say(f"{a.arm.name} and {b.arm.name} have the same parts")
+        return
+    title = f"{len(rows)} difference{'s' if len(rows) > 1 else ''}"
+    print_table(title, ["where", a.arm.name, b.arm.name], rows)
 
 
 def doctor(json: AsJson = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -34,6 +34,18 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     for row in rows:
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
     console.print(table)
+
+
+def print_groups(columns: Sequence[str], groups: Mapping[str, Sequence[Sequence[Any]]]) -> None:
+    """A table for each heading; its first column is a name and never wraps, other cells may."""
+    for heading, rows in groups.items():
+        table = Table(title=f"\n{heading}", title_justify="left", header_style="bold", box=None,
+                      pad_edge=False, collapse_padding=True)  # fmt: skip
+        for at, column in enumerate(columns):
+            table.add_column(column, overflow="fold", no_wrap=at == 0)
+        for row in rows:
+            table.add_row(*(Text(str(cell)) for cell in row))
+        console.print(table)
 
 
 def short(value: float) -> str:
