@@ -28,7 +28,7 @@ from harness.parts.critic import Critic, SharedHead
 from harness.parts.divergence import KullbackLeibler, TotalVariation
 from harness.parts.exclude import Unfinished, ZeroVariance
 from harness.parts.imitate import Imitate
-from harness.parts.kl import AdaptiveKL, KLInLoss, KLInReward, NoKL
+from harness.parts.kl import AdaptiveKL, KLInLoss, KLInReward, NoKL, Refresh
 from harness.parts.mixing import NeighbourMixing
 from harness.parts.process import ProcessSupervision
 from harness.parts.ratio import NoRatio, ProductRatio, SequenceRatio, TokenRatio
@@ -203,6 +203,7 @@ LABELS: dict[type, tuple[Callable[[Any], str], tuple[str, ...]]] = {
     KLInReward: (_penalty("reward"), ("estimator", "kl_coef")),
     KLInLoss: (_penalty("loss"), ("estimator", "kl_coef")),
     AdaptiveKL: (lambda part: f"to {part.target:g} in {part.horizon:g}", ("target", "horizon")),
+    Refresh: (lambda part: f"every {part.every} steps", ("every",)),
     TokenRatio: (_over("token"), ("anchor",)),
     SequenceRatio: (_over("sequence"), ("anchor",)),
     ProductRatio: (_over("product"), ("anchor",)),

@@ -14,12 +14,12 @@ from harness.arms.grpo import GRPO
 from harness.arms.ppo import PPO
 from harness.knobs import settings, turn
 from harness.labels import AXES, LABELS, axes_of, brief, family, label
-from harness.parts.advantage import GAE, GroupBaseline
+from harness.parts.advantage import GAE, GroupBaseline, LengthAdaptiveGAE
 from harness.parts.clip import CISPOClip, PPOClip
 from harness.parts.critic import Critic
 from harness.parts.divergence import TotalVariation
 from harness.parts.exclude import Unfinished, ZeroVariance
-from harness.parts.kl import AdaptiveKL, KLInReward
+from harness.parts.kl import AdaptiveKL, KLInLoss, KLInReward, Refresh
 from harness.parts.mixing import NeighbourMixing
 from harness.parts.ratio import SequenceRatio, TokenRatio
 from harness.parts.sampling import DynamicSampling, FixedGroups
@@ -40,6 +40,7 @@ from harness.parts.trust_region import FixedBudget, PrefixBudget, SequenceMask
             KLInReward(controller=AdaptiveKL(target=3.0)),
             "reward k1 0.05, controller to 3 in 10000",
         ),
+        (KLInLoss(refresh=Refresh(every=5)), "loss k3 0.04, refresh every 5 steps"),
         (TokenRatio(), "token"),
         (SequenceRatio(anchor="behaviour"), "sequence/engine"),
         (PPOClip(clip_low=3e-4, clip_high=4e-4), "-0.0003 +0.0004"),
@@ -87,10 +88,13 @@ def test_every_number_of_an_arm_shows_once_it_is_changed(arm: Arm):
     numbers = {
         path: value
         for path, value in settings(arm).items()
-        if isinstance(value, float) and path != "advantage.gae_lambda"
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
+    if isinstance(arm.advantage, LengthAdaptiveGAE):
+        del numbers["advantage.gae_lambda"]  # which it does not read
     for path, value in numbers.items():
-        other = turn(arm, path, value * 0.5 if value else 0.5)
+        half = value * 0.5 if value else 0.5
+        other = turn(arm, path, half if isinstance(value, float) else value + 1)
         assert axes_of(other) != axes_of(arm), path
 
 
