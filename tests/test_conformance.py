@@ -6,14 +6,31 @@ import dataclasses
 import json
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # the suite imports by path, and adds none
+
+from broken_parts import (
+    Bounded,
+    Everything,
+    Listed,
+    OddClip,
+    OnPadding,
+    Outside,
+    OverColumns,
+    Scores,
+    Splitting,
+    TwiceRatio,
+    Undecorated,
+    Unversioned,
+    Unwritten,
+    Upwards,
+    WithEntropy,
+)
 
 from harness.arm import Arm
 from harness.arms import ARMS, find_arms
@@ -25,22 +42,17 @@ from harness.arms.vapo import VAPO
 from harness.cli import main
 from harness.conformance import CHECKS, Outcome, check_arm, run_check
 from harness.conformance.finding import Verdict
-from harness.errors import InputError
-from harness.knobs import knob
 from harness.parts import kl as kl_module
-from harness.parts.advantage import Advantage, GroupBaseline, LeaveOneOut
-from harness.parts.aggregate import Aggregate, TokenMean
-from harness.parts.clip import Clip, NoClip, PPOClip
-from harness.parts.exclude import Exclude, Unfinished
+from harness.parts.advantage import GroupBaseline, LeaveOneOut
+from harness.parts.aggregate import TokenMean
+from harness.parts.clip import PPOClip
+from harness.parts.exclude import Unfinished
 from harness.parts.imitate import Imitate
-from harness.parts.kl import KLInLoss, NoKL
-from harness.parts.ratio import TokenRatio
-from harness.parts.sampling import Sampling
+from harness.parts.kl import NoKL
 from harness.parts.scale import GroupStd
-from harness.types import completion_return, group_mean
 
 OPO = Path(__file__).parent.parent / "examples/opo.py"
-# Checks that may not apply, and the kinds of arm for which they do.
+# Checks that do not apply to every arm that ships.
 MAY_NOT_APPLY = {
     "knobs", "zero_variance", "expected_update", "imitation", "kl_gradient",
 }  # fmt: skip
@@ -99,131 +111,6 @@ def test_which_estimators_are_unbiased(name: str, estimate: str):
 # --- arms with one thing wrong -------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Scores(Advantage):
-    """Some function of the scores, by group; broken in the ways below."""
-
-    version: ClassVar[int] = 1
-    min_group: ClassVar[int] = 2
-    kind: str = "right"
-
-    def __call__(self, rewards: Any, mask: Any, group: Any, values: Any) -> Any:
-        total = completion_return(rewards, mask)
-        centred = total - group_mean(total, group)
-        found = {
-            "right": centred,
-            "lowers": -centred,
-            "ignores the group": total - 0.3,
-            "is nothing": 0 * centred,
-            "is not a number": centred / 0 * 0,
-            "looks at its neighbour": total - total.roll(1),
-            "has lost a dimension": centred,
-        }
-        if self.kind == "raises":
-            raise ValueError("this one\nraises")
-        advantage = found[self.kind]
-        return (advantage if "lost" in self.kind else advantage[:, None] * mask), None
-
-
-@dataclass(frozen=True)
-class OddClip(Clip):
-    version: ClassVar[int] = 1
-    kind: str = "right"
-
-    def __call__(self, ratio: Any, advantages: Any, x: Any) -> Any:
-        plain, cut = ratio * advantages, torch.zeros_like(ratio, dtype=torch.bool)
-        if self.kind == "stops the gradient":
-            plain = plain.detach()
-        if self.kind == "centres over the micro-batch":
-            plain = plain - (plain.sum() / x.mask.sum()) * x.mask
-        if self.kind == "cuts at once":
-            cut = ratio <= 1
-        if self.kind == "doubles":
-            plain = 2 * plain
-        if self.kind == "adds a constant":
-            plain = plain + 0.1
-        if self.kind == "has a gradient of its own":
-            plain = Tilted.apply(plain)
-        return plain, cut
-
-
-class Tilted(torch.autograd.Function):
-    """The identity, with a gradient that is not its slope where a number is above a bound."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        ctx.save_for_backward(x)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        (x,) = ctx.saved_tensors
-        return torch.where(x.abs() > 1.5, 1.001 * gradient, gradient)
-
-
-@dataclass(frozen=True)
-class TwiceRatio(TokenRatio):
-    version: ClassVar[int] = 1
-
-    def __call__(self, logprobs: Any, anchor_logprobs: Any, mask: Any) -> Any:
-        return torch.where(mask, 2.0, 1.0) * super().__call__(logprobs, anchor_logprobs, mask)
-
-
-@dataclass(frozen=True)
-class OverColumns(Aggregate):
-    """Divides by the columns of the batch, padding and all."""
-
-    version: ClassVar[int] = 1
-
-    def __call__(self, mask: Any, max_new_tokens: int) -> Any:
-        return mask.double() / mask.numel()
-
-
-@dataclass(frozen=True)
-class OnPadding(Aggregate):
-    version: ClassVar[int] = 1
-
-    def __call__(self, mask: Any, max_new_tokens: int) -> Any:
-        return torch.full(mask.shape, 1 / mask.numel(), dtype=torch.float64)
-
-
-@dataclass(frozen=True)
-class Everything(Exclude):
-    version: ClassVar[int] = 1
-
-    def keep(self, x: Any) -> Any:
-        return torch.zeros_like(x.finished)
-
-
-@dataclass(frozen=True)
-class Splitting(Sampling):
-    version: ClassVar[int] = 1
-
-    def keep(self, correct: Any, group: Any) -> Any:
-        return correct
-
-
-@dataclass(frozen=True)
-class Upwards(KLInLoss):
-    """A penalty turned round: it pays for leaving the reference."""
-
-    version: ClassVar[int] = 1
-
-    def in_loss(self, logprobs: Any, ref_logprobs: Any) -> Any:
-        found = super().in_loss(logprobs, ref_logprobs)
-        assert found is not None
-        return -found
-
-
-@dataclass(frozen=True, kw_only=True)
-class WithEntropy(Arm):
-    """A bonus that no part declares."""
-
-    def policy_loss(self, x: Any, logprobs: Any, kl_coef: float, top_logprobs: Any = None) -> Any:
-        loss, stats = super().policy_loss(x, logprobs, kl_coef, top_logprobs)
-        return loss + 0.01 * torch.where(x.mask, logprobs, 0.0).sum(), stats
-
-
 def as_class(kind: type, arm: Arm) -> Arm:
     return kind(**{f.name: getattr(arm, f.name) for f in dataclasses.fields(Arm)})
 
@@ -238,7 +125,7 @@ def with_clip(kind: str) -> Arm:
 
 BROKEN = [
     ("shapes", with_scores("has lost a dimension"), r"advantage Scores returned advantages of sh"),
-    ("shapes", with_scores("raises"), r"ValueError at test_conformance.py:\d+: this one raises"),
+    ("shapes", with_scores("raises"), r"ValueError at broken_parts.py:\d+: this one raises"),
     ("shapes", with_scores("is not a number"), "advantages is not finite on a token"),
     ("shapes", GRPO.but("odd", exclude=Everything()), "exclude.keep leaves nothing"),
     (
@@ -296,29 +183,6 @@ def test_a_penalty_of_unknown_kind_is_measured_against_both_directions():
 # --- parts that are no values --------------------------------------------------------------------
 
 
-class Undecorated(GroupBaseline):
-    version: ClassVar[int] = 1
-    bias: float = 0.5
-
-
-@dataclass(frozen=True)
-class Unversioned(Clip):
-    def __call__(self, ratio: Any, advantages: Any, x: Any) -> Any:
-        return NoClip()(ratio, advantages, x)
-
-
-@dataclass(frozen=True)
-class Listed(GroupBaseline):
-    version: ClassVar[int] = 1
-    weights: list[float] = field(default_factory=lambda: [1.0])
-
-
-@dataclass(frozen=True)
-class Unwritten(GroupBaseline):
-    version: ClassVar[int] = 1
-    rule: Any = max
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -338,22 +202,6 @@ def test_a_part_cannot_thaw():
     """Python refuses it before the check could."""
     with pytest.raises(TypeError, match="non-frozen"):
         dataclass(type("Thawed", (GroupBaseline,), {}))
-
-
-@dataclass(frozen=True)
-class Outside(GroupBaseline):
-    version: ClassVar[int] = 1
-    strength: float = knob(2.0, low=0.1, high=1.0)
-
-
-@dataclass(frozen=True)
-class Bounded(GroupBaseline):
-    version: ClassVar[int] = 1
-    strength: float = knob(0.5, low=0.1, high=1.0)
-
-    def __post_init__(self) -> None:
-        if self.strength > 0.9:
-            raise InputError("strength is at most 0.9")
 
 
 def test_a_knob_out_of_its_range_is_named():

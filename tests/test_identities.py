@@ -86,9 +86,11 @@ def alike(scene: Scene, length: int) -> Scene:
 
 
 @SCENES
-def test_ppo_whose_critic_is_the_group_mean_is_dr_grpo(seed: int, move: float):
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_ppo_whose_critic_is_the_group_mean_is_dr_grpo(seed: int, move: float, size: int):
     """The one thing that a critic replaces: at lambda 1, unwhitened, with no KL in the reward."""
-    oracle = PPO.but("oracle", kl=NoKL(), scale=None, advantage=GAE(gae_lambda=1.0))
+    oracle = PPO.but("oracle", kl=NoKL(), scale=None, advantage=GAE(gae_lambda=1.0),
+                     sampling=FixedGroups(group_size=size))  # fmt: skip
     scene = make_scene(oracle, seed=seed, move=move)
     mean = group_mean(scene.x.score, scene.x.group)[:, None].expand_as(scene.x.mask)
     x = dataclasses.replace(scene.x, values=mean)

@@ -14,7 +14,6 @@ from harness.arm import Arm
 from harness.arms import ARMS
 from harness.arms.grpo import GRPO
 from harness.arms.ppo import PPO
-from harness.knobs import turn
 from harness.parts.advantage import GAE
 from harness.parts.aggregate import FixedLength, SequenceMean, TokenMean
 from harness.parts.clip import CISPOClip, NoClip, PPOClip
@@ -361,19 +360,6 @@ def test_gae_at_lambda_one_is_return_to_go_less_value(seed: int, gamma: float):
     same(advantages, (to_go - x.values) * x.mask, 1e-9)
     same(returns, to_go * x.mask, 1e-9)
     same(GAE(gamma=gamma, gae_lambda=0.5).monte_carlo(rewards, x.mask), returns, 1e-9)
-
-
-@given(seed=seeds, prompts=st.integers(1, 4), size=st.integers(2, 5))
-def test_ppo_whose_critic_is_the_group_mean_is_a_group_baseline(seed: int, prompts, size):
-    """The one thing that a critic replaces: at lambda 1, unwhitened, with no KL in the reward."""
-    d = draw(seed, prompts, size, continuous=True)
-    mean = group_mean(d.x.score, d.x.group)[:, None].expand_as(d.x.mask)
-    x = dataclasses.replace(d.x, values=mean)
-    arm = turn(PPO.but("oracle", kl=NoKL(), scale=None), "advantage.gae_lambda", 1.0)
-    credit = {"kl_coef": 0.0, "max_new_tokens": LIMIT, "warmup": False}
-    with_critic = arm.credit(x, **credit).advantages
-    without = GRPO.but("group", kl=NoKL(), scale=None).credit(x, **credit)
-    same(with_critic, without.advantages, 1e-9)
 
 
 @given(seed=seeds, prompts=st.integers(1, 4), size=st.integers(2, 6))

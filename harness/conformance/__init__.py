@@ -121,7 +121,8 @@ def run_check(check: Callable[[Arm], Verdict], arm: Arm) -> Verdict:
     except InputError as error:
         return failed(str(error))
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        last = [f for f in frames if "site-packages" not in f.filename][-1]  # a part, not torch
         message = " ".join(str(error).split())
         return failed(
             f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {message}"
