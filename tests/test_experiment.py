@@ -452,31 +452,34 @@ def test_arms_named_by_module_are_found_by_controls_and_baseline(
 def test_a_run_with_failing_cells_does_the_rest_and_mends_them_next_time(opened: Opened):
     """One trial diverges, one cell's process is killed, one arm fails: the others are done."""
     killed, ended = [], {}
+    wide = {"optimizer.learning_rate": {"low": 1e-6, "high": 1e30, "log": True}}
+    context = opened(tuning={"shared": wide})
+    doomed = context.results / "runs" / "ppo" / "trial-000-seed-1000"
+
+    def hold_one() -> None:
+        """Let ppo's first trial wait, its steps behind it, for a reader of its evaluations."""
+        doomed.mkdir(parents=True)
+        os.mkfifo(doomed / "evals.jsonl")
 
     def kill_one(running: Any, matrix: Matrix) -> None:
-        """SIGKILL the process of ppo's first trial once it has a step behind it."""
-        folder = matrix.store.cell("ppo", "trial-000-seed-1000").path
-        if killed or not (folder / "checkpoint" / "state.json").exists():
+        """SIGKILL the process of that trial once it has a checkpoint."""
+        if killed or not (doomed / "checkpoint" / "state.json").exists():
             return
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 open_files = {str(f.readlink()) for f in (process / "fd").iterdir()}
             except OSError:
                 continue
-            if int(process.name) != os.getpid() and str(folder / "log.txt") in open_files:
+            if int(process.name) != os.getpid() and str(doomed / "log.txt") in open_files:
                 os.kill(int(process.name), 9)
                 killed.append(1)
+        (doomed / "evals.jsonl").unlink()
 
     def note(end: Any, matrix: Matrix, error: str | None) -> None:
         ended[end.job.arm, end.job.name] = error
 
-    wide = {"optimizer.learning_rate": {"low": 1e-6, "high": 1e30, "log": True}}
-    for attempt in range(5):  # a trial may be over before a tick sees its first checkpoint
-        context = opened(f"attempt-{attempt}", tuning={"shared": wide})
-        first = run_experiment(context, 2, on_end=note, on_tick=kill_one)
-        if killed:
-            break
-    assert killed, "no trial of five could be killed in time"
+    first = run_experiment(context, 2, on_lock=hold_one, on_end=note, on_tick=kill_one)
+    assert killed
     assert [(arm, name) for arm, name, _ in first.failed] == [("ppo", "trial-000-seed-1000")]
     assert "ended by signal 9 (out of memory?); the same command goes on" in first.failed[0][2]
     assert ended["ppo", "trial-000-seed-1000"] == first.failed[0][2]
