@@ -89,6 +89,13 @@ def _caption(experiment: Experiment, recipe: _Recipe) -> str:
 
 
 def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_Recipe]:
+    yield from _score_recipes(experiment, scores)
+    yield from _ladder_recipes(experiment, scores)
+    yield from _training_recipes(experiment)
+    yield from _effort_recipes(experiment)
+
+
+def _score_recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_Recipe]:
     for unit, title in (("flops", "FLOPs"), ("tokens", "tokens"), ("seconds", "seconds")):
         yield _Recipe(
             f"learning_{unit}",
@@ -107,6 +114,9 @@ def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_
         lambda: k_curves(experiment, scores),
         curves=True,
     )
+
+
+def _ladder_recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_Recipe]:
     yield _Recipe(
         "ladder",
         "The ladder, rung by rung",
@@ -124,6 +134,9 @@ def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_
         "attribution",
         lambda: attribution_figure(experiment, scores),
     )
+
+
+def _training_recipes(experiment: Experiment) -> Iterator[_Recipe]:
     yield _Recipe(
         "training",
         "Training accuracy and reward against FLOPs",
@@ -161,6 +174,9 @@ def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_
         ),
         curves=True,
     )
+
+
+def _effort_recipes(experiment: Experiment) -> Iterator[_Recipe]:
     yield _Recipe(
         "tuning",
         "Tuning: validation score of every trial",
