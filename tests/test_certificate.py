@@ -422,7 +422,8 @@ def test_the_draws_are_those_of_the_tuner(arm: str):
 def test_the_audit_loads_no_torch(sound: Path):
     code = (
         "import sys; from pathlib import Path; from harness.certificate import audit; "
-        f"assert audit(Path({str(sound)!r})).certified; assert 'torch' not in sys.modules"
+        f"print(audit(Path({str(sound)!r})).certified, 'torch' in sys.modules)"
     )
     root = Path(__file__).parent.parent
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert (ended.stdout, ended.returncode) == ("True False\n", 0), ended.stderr

@@ -144,6 +144,16 @@ def change(x: Experience, rule: Callable[[torch.Tensor], torch.Tensor]) -> Exper
     return dataclasses.replace(x, **{name: rule(getattr(x, name)) for name in tokens})
 
 
+@every_arm
+def test_the_draws_move_policy_and_critic(arm: Arm):
+    """Or what follows would hold for an arm whose losses are constant."""
+    found = [learn(arm, draw(seed)) for seed in range(4)]
+    assert any(losses["gradient"].ne(0).any() for _, _, losses in found)
+    assert all(losses["gradient"][~batch.mask].eq(0).all() for batch, _, losses in found)
+    if arm.critic is not None:
+        assert all(losses["value_gradient"].ne(0).any() for _, _, losses in found)
+
+
 # --- the loss does not depend on how a minibatch is cut, padded or ordered --------------------
 
 
@@ -334,7 +344,8 @@ def test_gradients_are_those_of_finite_differences(arm: Arm, seed: int):
     weight.requires_grad_()
     assert torch.autograd.gradcheck(policy_loss, weight, eps=1e-6, atol=1e-7, rtol=1e-5)
     ours = arm.policy_loss(minibatch, logprobs(weight), coef, top_now(minibatch))[0]
-    same(*(torch.autograd.grad(f, weight)[0] for f in (ours, policy_loss(weight))), 1e-9)
+    gradients = [torch.autograd.grad(f, weight)[0] for f in (ours, policy_loss(weight))]
+    same(gradients[0], gradients[1], 1e-9)
     if arm.critic is not None:
         head = torch.randn(4, generator=rng, dtype=torch.float64, requires_grad=True)
         assert torch.autograd.gradcheck(
