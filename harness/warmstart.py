@@ -293,7 +293,8 @@ def _train(recipe: EmbeddedRecipe, seed: int, work: Path) -> None:
     """Fine-tune from a fresh initialisation with trl's SFTTrainer; write ``work/model``."""
     import torch
     from datasets import Dataset
-    from transformers import PrinterCallback
+    from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback
+    from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
     from harness.tokenizer import build_tokenizer
@@ -301,28 +302,7 @@ def _train(recipe: EmbeddedRecipe, seed: int, work: Path) -> None:
     torch.set_num_threads(recipe.threads)
     torch.manual_seed(seed)
     tokenizer = build_tokenizer(arithmetic.CHARACTERS, max_length=recipe.context)
-    model = _fresh_model(recipe, tokenizer)
-    ids, labels = _encode(recipe, seed, tokenizer)
-    trainer = SFTTrainer(
-        model=model,
-        args=_arguments(recipe, seed, work),
-        train_dataset=Dataset.from_dict({"input_ids": ids, "labels": labels}),
-        processing_class=tokenizer,
-        callbacks=[_watch(recipe.steps)],
-    )
-    trainer.remove_callback(PrinterCallback)  # _watch says it
-    trainer.train()
-    if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
-        raise SystemExit("the weights are not finite")
-    model.save_pretrained(work / "model")
-    tokenizer.save_pretrained(work / "model")
-
-
-def _fresh_model(recipe: EmbeddedRecipe, tokenizer: Any) -> Any:
-    """A Llama of the recipe's size, its weights from torch's global random state."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(
+    model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
             hidden_size=recipe.hidden_size,
@@ -338,29 +318,17 @@ def _fresh_model(recipe: EmbeddedRecipe, tokenizer: Any) -> Any:
             attn_implementation="eager",  # type: ignore[call-arg]
         )
     )
-
-
-def _watch(steps: int) -> Any:
-    """A callback that prints the loss now and then, and stops with whoever asked."""
-    from transformers import TrainerCallback
-
+    ids, labels = _encode(recipe, seed, tokenizer)
     parent = os.getppid()
 
     class Watch(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and "loss" in logs:
-                print(f"step {state.global_step}/{steps} loss {logs['loss']}", flush=True)
+                print(f"step {state.global_step}/{recipe.steps} loss {logs['loss']}", flush=True)
             if os.getppid() != parent:  # whoever waited for this model is gone
                 raise SystemExit("the process that asked for this model has ended")
 
-    return Watch()
-
-
-def _arguments(recipe: EmbeddedRecipe, seed: int, work: Path) -> Any:
-    """What trl is told: the recipe, one CPU process, and nothing written or reported."""
-    from trl.trainer.sft_config import SFTConfig
-
-    return SFTConfig(
+    arguments = SFTConfig(
         output_dir=str(work / "trainer"),
         max_steps=recipe.steps,
         per_device_train_batch_size=recipe.batch,
@@ -384,6 +352,19 @@ def _arguments(recipe: EmbeddedRecipe, seed: int, work: Path) -> Any:
         report_to="none",
         disable_tqdm=True,
     )
+    trainer = SFTTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_dict({"input_ids": ids, "labels": labels}),
+        processing_class=tokenizer,
+        callbacks=[Watch()],
+    )
+    trainer.remove_callback(PrinterCallback)  # Watch says it
+    trainer.train()
+    if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
+        raise SystemExit("the weights are not finite")
+    model.save_pretrained(work / "model")
+    tokenizer.save_pretrained(work / "model")
 
 
 def _encode(

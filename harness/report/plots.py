@@ -89,13 +89,6 @@ def _caption(experiment: Experiment, recipe: _Recipe) -> str:
 
 
 def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_Recipe]:
-    yield from _score_recipes(experiment, scores)
-    yield from _ladder_recipes(experiment, scores)
-    yield from _training_recipes(experiment)
-    yield from _effort_recipes(experiment)
-
-
-def _score_recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_Recipe]:
     for unit, title in (("flops", "FLOPs"), ("tokens", "tokens"), ("seconds", "seconds")):
         yield _Recipe(
             f"learning_{unit}",
@@ -114,9 +107,6 @@ def _score_recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iter
         lambda: k_curves(experiment, scores),
         curves=True,
     )
-
-
-def _ladder_recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_Recipe]:
     yield _Recipe(
         "ladder",
         "The ladder, rung by rung",
@@ -134,9 +124,6 @@ def _ladder_recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Ite
         "attribution",
         lambda: attribution_figure(experiment, scores),
     )
-
-
-def _training_recipes(experiment: Experiment) -> Iterator[_Recipe]:
     yield _Recipe(
         "training",
         "Training accuracy and reward against FLOPs",
@@ -174,9 +161,6 @@ def _training_recipes(experiment: Experiment) -> Iterator[_Recipe]:
         ),
         curves=True,
     )
-
-
-def _effort_recipes(experiment: Experiment) -> Iterator[_Recipe]:
     yield _Recipe(
         "tuning",
         "Tuning: validation score of every trial",
