@@ -122,6 +122,31 @@ def test_lists_are_printed_for_people_and_for_programs(harness: Run, what: str):
     assert out
 
 
+def test_a_broken_experiment_hides_no_other(
+    harness: Run, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("experiments").mkdir()
+    write_spec(Path("experiments/good.yaml"), model)
+    Path("experiments/bad.yaml").write_text("name: x\nname: y\n")
+    Path("experiments/ugly.yaml").write_text("colour: red\n")
+    code, out, err = harness("list", "experiments", "--json")
+    assert (code, err) == (0, "")
+    found = {row["name"]: row for row in json.loads(out)}
+    assert list(found) == ["bad", "good", "ugly"]
+    assert (found["good"]["arms"], found["good"]["seeds"]) == ("grpo, ppo", 1)
+    assert found["good"]["error"] is None
+    assert found["bad"]["error"] == (
+        "experiments/bad.yaml line 2: not YAML: key 'name' stands twice"
+    )
+    assert found["bad"]["seeds"] is None
+    code, out, err = harness("list", "experiments")
+    assert (code, err) == (0, "")
+    assert re.search(r"^good +Does every part", out, re.MULTILINE)
+    assert f"error: {found['bad']['error']}\n" in out
+    assert re.search(r"^error: experiments/ugly.yaml: key 'name' is missing", out, re.MULTILINE)
+
+
 def test_an_unknown_list_is_bad_input(harness: Run):
     code, _, err = harness("list", "arm")
     assert code == BAD_INPUT

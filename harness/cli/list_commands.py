@@ -43,6 +43,8 @@ def list_(
         say(f"no {what}")
     elif what == "arms":
         _print_arms(rows)
+    elif what == "experiments":
+        _print_experiments(rows)
     else:
         columns = list(rows[0])
         print_table(what, columns, [[row[c] for c in columns] for row in rows])
@@ -136,14 +138,31 @@ def _prompts(plugins: list[Path]) -> list[dict[str, Any]]:
 
 
 def _experiments(plugins: list[Path]) -> list[dict[str, Any]]:
+    """Every spec in ``experiments/``; of one that cannot be read, why."""
     from harness.spec.load import EXPERIMENTS, load_spec
 
     rows = []
     for path in sorted(EXPERIMENTS.glob("*.y*ml")):
-        spec = load_spec(path)
-        rows.append({"name": path.stem, "question": spec.question, "arms": ", ".join(spec.arms),
-                     "model": spec.model.name, "seeds": len(spec.seeds)})  # fmt: skip
+        row = dict.fromkeys(("question", "arms", "model", "seeds", "error"))
+        try:
+            spec = load_spec(path)
+        except InputError as error:
+            row["error"] = " ".join(str(error).split())
+        else:
+            row |= {"question": spec.question, "arms": ", ".join(spec.arms),
+                    "model": spec.model.name, "seeds": len(spec.seeds)}  # fmt: skip
+        rows.append({"name": path.stem, **row})
     return rows
+
+
+def _print_experiments(rows: list[dict[str, Any]]) -> None:
+    columns = [column for column in rows[0] if column != "error"]
+    sound = [row for row in rows if row["error"] is None]
+    if sound:
+        print_table("experiments", columns, [[row[c] for c in columns] for row in sound])
+    for row in rows:
+        if row["error"] is not None:
+            say(f"error: {row['error']}")
 
 
 def diff(
