@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness.errors import InputError, suggest
+from harness.errors import InputError, shown, suggest
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,11 @@ class Range:
     def __post_init__(self) -> None:
         interval = self.low is not None and self.high is not None
         if interval == (self.choices is not None):
-            raise InputError(f"search range {self}: give either low and high, or choices")
+            given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+            found = {name: v for name, v in given.items() if v is not None and name != "log"}
+            raise InputError(f"search range {shown(found)}: give either low and high, or choices")
+        if self.choices is not None and not self.choices:
+            raise InputError("search range: choices is empty; give the values to try")
         if interval and not (self.low < self.high):  # type: ignore[operator]
             raise InputError(f"search range: low {self.low} must be below high {self.high}")
         if self.log and interval and self.low <= 0:  # type: ignore[operator]
@@ -87,7 +91,7 @@ def turn(value: Any, path: str, setting: Any) -> Any:
         changed = turn(value[at], rest, setting) if rest else setting
         return (*value[:at], changed, *value[at + 1 :])
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        raise InputError(f"no setting {path!r}: {value!r} has no settings of its own")
+        raise InputError(f"no setting {path!r}: {shown(value)} has no settings of its own")
     names = [f.name for f in dataclasses.fields(value)]
     if head not in names:
         raise InputError(f"no setting {head!r} on {type(value).__name__}.{suggest(head, names)}")

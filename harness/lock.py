@@ -11,7 +11,7 @@ import yaml
 
 from harness.arm import parts
 from harness.data import PromptSet, PromptStream, StreamHash, load_split, prompt_set, splits
-from harness.errors import InputError
+from harness.errors import InputError, shown
 from harness.identity import difference, tree
 from harness.job import Context
 from harness.models import load_base, resolve_device
@@ -27,7 +27,6 @@ from harness.tune import own_knobs, space
 
 STREAM_EPOCHS = 8  # of the training split, as far as the promised stream hashes reach
 STREAM_BLOCKS = 1000
-SHOWN = 60  # characters of a value in a message
 
 
 def make_lock(context: Context) -> dict[str, Any]:
@@ -159,12 +158,7 @@ def agree(old: Mapping[str, Any], new: Mapping[str, Any], path: Path) -> None:
         if found:
             key, (was, given) = next(iter(found.items()))
             raise InputError(
-                f"{path}: was made by another {part}: {part}.{key} is {_shown(given)}, there "
-                f"{_shown(was)}; move the folder away, name another with --results, or restore "
+                f"{path}: was made by another {part}: {part}.{key} is {shown(given)}, there "
+                f"{shown(was)}; move the folder away, name another with --results, or restore "
                 "what made it"
             )
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN else text[:SHOWN] + "..."

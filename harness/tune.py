@@ -19,7 +19,7 @@ from optuna.distributions import (
 from optuna.samplers import BaseSampler, TPESampler
 
 from harness.arm import Arm
-from harness.errors import InputError, suggest
+from harness.errors import InputError, shown, suggest
 from harness.identity import stream_seed
 from harness.knobs import Range, first_value, knobs, settings
 from harness.spec.schema import ExperimentSpec, TuningSpec
@@ -57,8 +57,8 @@ def space(spec: ExperimentSpec, arm: Arm) -> dict[str, Range]:
         start = declared[path]
         if values.choices is None and not isinstance(start, float):
             raise InputError(
-                f"tuning: {path!r} is {start!r} by default, no fractional number: give choices "
-                "in place of low and high"
+                f"tuning: {path!r} is {shown(start)} by default, no fractional number: give "
+                "choices in place of low and high"
             )
     return found
 

@@ -112,6 +112,24 @@ def test_arms_are_printed_as_rows_of_their_axes_on_any_screen(
         assert "between two arms" in out
 
 
+def test_one_of_a_thing_is_not_many(harness: Run, tmp_path: Path, model: Path):
+    spec = write_spec(tmp_path / "one.yaml", model, arms=["grpo"], tuning={"trials": 1})
+    assert "tiny: valid. 1 arm, 1 seed.\n" in harness("validate", str(spec))[1]
+    out = harness("plan", str(spec))[1]
+    assert re.search(r"^grpo +1 trial +\d", out, re.MULTILINE)
+    assert "1 trial for 2 dimensions" in out
+    assert not re.search(r"\b1 (arms|cells|dimensions|problems|seeds|steps|threads|trials)\b", out)
+    assert harness("diff", "grpo", "grpo_clip_higher")[1].startswith("1 difference ")
+    file = rows_of(tmp_path / "m.jsonl", {"problem": 1, "correct": False, "answer": None})
+    assert ": 1 problem metric value" in " ".join(harness("metrics", file)[1].split())
+
+
+def test_truth_is_printed_in_plain_words(harness: Run):
+    out = harness("list", "prompts")[1]
+    assert re.search(r"^chat_boxed +yes ", out, re.MULTILINE)
+    assert re.search(r"^plain +no ", out, re.MULTILINE)
+
+
 @pytest.mark.parametrize("what", ["arms", "tasks", "prompts", "experiments"])
 def test_lists_are_printed_for_people_and_for_programs(harness: Run, what: str):
     code, out, err = harness("list", what, "--json")
@@ -258,7 +276,7 @@ def test_a_valid_spec_is_said_to_be_so_and_planned(harness: Run, tmp_path: Path,
     assert json.loads(out)["budget"]["limit"] == 12
     code, out, _ = harness("validate", spec)
     assert code == 0
-    assert out.startswith("tiny: valid. 2 arms, 1 seeds.\n")
+    assert out.startswith("tiny: valid. 2 arms, 1 seed.\n")
     assert harness("plan", spec)[0] == 0
     assert not (tmp_path / "results").exists()
 

@@ -350,7 +350,7 @@ def test_a_folder_of_another_spec_is_refused_with_the_key_and_both_values(opened
     for changes, key in (
         ({"budget": {"limit": 14}}, r"spec.budget.limit is 14.0, there 12.0"),
         ({"seeds": [0, 1]}, r"spec.seeds is \[0, 1\], there \[0\]"),
-        ({"tuning": None}, r"spec.tuning is None, there \{'arms'.*\.\.\."),
+        ({"tuning": None}, r"spec.tuning is null, there \{arms: \{\}.*\.\.\."),
     ):
         with pytest.raises(InputError, match=rf"spec.lock.yaml: was made by another spec: {key}; "):
             settle(opened(**changes))

@@ -395,7 +395,7 @@ CASES = {
         rewrite(p, lambda e: e.update(kl_to_base={"mean": 31.0, "se": 1.0, "n": 9}))
         for p in (r / "runs/grpo").glob("seed-*/evals.jsonl")
     ],
-    "problems of arithmetic are not in every evaluation": lambda r: [
+    "1 problem of arithmetic is not in every evaluation": lambda r: [
         rewrite(p, lambda e: e["problems"].pop())
         for p in (r / "runs/ppo/seed-0").glob("evals.jsonl")
     ],

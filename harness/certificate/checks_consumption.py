@@ -10,6 +10,7 @@ from harness.certificate.design import Design, part
 from harness.certificate.evidence import Cell, Evidence
 from harness.certificate.finding import MISSING, Violation, violation
 from harness.certificate.records import Prompts, Spent, Step
+from harness.errors import counted
 
 ZERO = Spent(
     prompts=0, completions=0, prompt_tokens=0, completion_tokens=0, tokens=0, updates=0,
@@ -192,7 +193,8 @@ def check_budget(evidence: Evidence, design: Design) -> Iterator[Violation]:
             yield violation(
                 "budget", cell.id, f"{name} line {crossed + 1}: {field}",
                 f"no step after the limit of {limit}", spent[-1],
-                f"the run went on for {len(spent) - crossed} step(s) after its budget was spent",
+                f"the run went on for {counted(len(spent) - crossed, 'step')} after its budget was "
+                "spent",
             )  # fmt: skip
 
 

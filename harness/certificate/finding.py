@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from harness.errors import shown
+
 MISSING = "missing_evidence"
 WIDTH = 160  # characters of a value shown in a message; the fields hold it whole
 
@@ -45,7 +47,7 @@ def violation(
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else shown(value, WIDTH)
     return text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from harness.cli.show import print_json, print_table
-from harness.errors import InputError
+from harness.errors import InputError, counted
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -55,7 +55,7 @@ def metrics(
     for name in ("pass@k", "maj@k", "avg@k"):
         for at, value in found[name].items():
             rows.append((name.replace("k", at), f"{value:.6f}"))
-    print_table(f"{file}: {found['problems']} problems", ["metric", "value"], rows)
+    print_table(f"{file}: {counted(found['problems'], 'problem')}", ["metric", "value"], rows)
 
 
 def _numbers(text: str) -> list[int]:

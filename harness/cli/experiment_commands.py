@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from harness.cli.show import console, print_json, print_table, say
-from harness.errors import CELL_FAILED, NOT_CERTIFIED, InputError
+from harness.errors import CELL_FAILED, NOT_CERTIFIED, InputError, counted
 from harness.spec.load import find_spec, load_spec
 
 Experiment = Annotated[
@@ -93,7 +93,8 @@ def validate(
         print_json({"valid": True, "name": spec.name, "spec": spec.model_dump(mode="json"),
                     "warnings": list(made.warnings)})  # fmt: skip
         return
-    say(f"{spec.name}: valid. {len(spec.arms)} arms, {len(spec.seeds)} seeds.")
+    arms, seeds = counted(len(spec.arms), "arm"), counted(len(spec.seeds), "seed")
+    say(f"{spec.name}: valid. {arms}, {seeds}.")
     for warning in made.warnings:
         say(f"note: {warning}")
 
@@ -139,7 +140,7 @@ def run(
     def locked() -> None:
         if not (context.results / "plan.json").exists():
             write_json(context.results / "plan.json", made.to_json())
-        say(f"locked; running with {width} processes")
+        say(f"locked; running with {width} process{'es' * (width != 1)}")
 
     view = View(Matrix(context), width)
     with view:
@@ -148,7 +149,7 @@ def run(
         say(f"failed: {arm}/{name}: {error}")
     code = _conclude(context.results)
     if end.failed or end.missing:
-        say(f"{end.done} cells done, {len(end.failed)} failed, {end.missing} not run; "
+        say(f"{counted(end.done, 'cell')} done, {len(end.failed)} failed, {end.missing} not run; "
             "the same command runs what is missing")  # fmt: skip
         raise typer.Exit(CELL_FAILED)
     raise typer.Exit(code)
@@ -251,5 +252,5 @@ def evaluate(
         print_json(found)
         return
     rows = [(name, f"{value:.4f}") for name, value in found["metrics"].items()]
-    print_table(f"{arm} seed {seed} on {found['split']}, {found['samples']} samples",
-                ["metric", "value"], rows)  # fmt: skip
+    drawn = counted(found["samples"], "sample")
+    print_table(f"{arm} seed {seed} on {found['split']}, {drawn}", ["metric", "value"], rows)

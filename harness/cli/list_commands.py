@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from harness.cli.show import print_groups, print_json, print_table, say
-from harness.errors import BAD_INPUT, InputError, suggest
+from harness.errors import BAD_INPUT, InputError, counted, suggest
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Plugins = Annotated[
@@ -99,7 +99,8 @@ def _print_arms(rows: list[dict[str, Any]]) -> None:
     say("")
     for column, axes in COLUMNS.items():
         say(f"{column:<8}  {'; '.join(AXES[axis] for axis in axes)}")
-    say(f"{len(rows)} arms; their parts in full: --json; where two differ: harness diff A B")
+    arms = counted(len(rows), "arm")
+    say(f"{arms}; their parts in full: --json; where two differ: harness diff A B")
 
 
 def _cell(axes: dict[str, str], names: tuple[str, ...]) -> str:
@@ -190,7 +191,7 @@ def diff(
     if not rows:
         say(f"{a.arm.name} and {b.arm.name} have the same parts")
         return
-    title = f"{len(rows)} difference{'s' if len(rows) > 1 else ''}"
+    title = counted(len(rows), "difference")
     print_table(title, ["where", a.arm.name, b.arm.name], rows)
 
 

@@ -32,8 +32,14 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        table.add_row(*(Text(_plain(cell)) for cell in row))
     console.print(table)
+
+
+def _plain(cell: Any) -> str:
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return "" if cell is None else str(cell)
 
 
 def print_groups(columns: Sequence[str], groups: Mapping[str, Sequence[Sequence[Any]]]) -> None:

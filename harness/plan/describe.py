@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cost.memory import KINDS, MemoryItem, by_role
+from harness.errors import counted
 from harness.plan.value import ArmPlan, CellPlan, Plan
 
 PREFIXES = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -23,7 +24,7 @@ def describe(plan: Plan, console: Console) -> None:
     console.print(
         f"model {plan.model['name']} ({_short(plan.model['parameters'])} parameters, "
         f"{plan.model['dtype']}), budget {_short(plan.budget['limit'])} {unit} a run, "
-        f"{plan.cells} cells"
+        f"{counted(plan.cells, 'cell')}"
     )
     for table in (_cells(plan), _work(plan), _flops(plan), _memory(plan), _tuning(plan)):
         if table is not None:
@@ -63,7 +64,7 @@ def _cells(plan: Plan) -> Table:
                 steps += f" ({cell.warmup_steps} warm-up)"
             rows.append(
                 (
-                    arm.name, f"{cell.cells} {cell.kind}{'s' if cell.cells > 1 else ''}", steps,
+                    arm.name, counted(cell.cells, cell.kind), steps,
                     _short(cell.training.prompts), _short(cell.training.completions),
                     _short(cell.training.prompt_tokens + cell.training.completion_tokens),
                     _short(cell.training.total_flops), f"{cell.evaluations}",

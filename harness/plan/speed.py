@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from harness.errors import counted
 from harness.plan.cost import Amount
 from harness.spec.schema import ExperimentSpec
 from harness.store import CellFolder, ResultStore, same
@@ -84,8 +85,8 @@ def assumed_speed(spec: ExperimentSpec) -> Speed:
             False,
             "cpu",
             f"assumed: {_shares(CPU_SHARES)} of this machine's {peak / 1e9:.0f} GFLOP/s in "
-            f"{BENCHMARK_SIZE} x {BENCHMARK_SIZE} float32 products on {spec.runtime.threads} "
-            "thread(s); expect a factor of two either way",
+            f"{BENCHMARK_SIZE} x {BENCHMARK_SIZE} float32 products on "
+            f"{counted(spec.runtime.threads, 'thread')}; expect a factor of two either way",
         )
     name, here = gpu_name()
     peak = GPU_PEAKS[name][spec.model.dtype == "float32"]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from itertools import pairwise
 
+from harness.errors import counted
 from harness.plan.speed import wants_gpu
 from harness.plan.value import SMALL_P, ArmPlan, Plan
 from harness.spec.schema import ExperimentSpec
@@ -34,7 +35,7 @@ def _statistics(spec: ExperimentSpec, plan: Plan) -> Iterator[str]:
     if p > SMALL_P:
         needed = next(m for m in range(n, 60) if 2 / 2**m <= SMALL_P)
         yield (
-            f"{n} seed{'s' if n > 1 else ''}: the smallest p that an exact sign-flip test can give "
+            f"{counted(n, 'seed')}: the smallest p that an exact sign-flip test can give "
             f"is {p:.3g}, so no difference between arms can reach {SMALL_P}; {needed} seeds would "
             f"give {2 / 2**needed:.3g}"
         )
@@ -61,22 +62,24 @@ def _steps(plan: Plan) -> Iterator[str]:
                 continue
             if cell.steps < FEW_STEPS:
                 yield (
-                    f"arm {arm.name}: a {cell.kind}'s budget pays for {cell.steps} steps only; "
+                    f"arm {arm.name}: a {cell.kind}'s budget pays for "
+                    f"{counted(cell.steps, 'step')} only; "
                     f"under {FEW_STEPS}, little can be learnt or told apart"
                 )
             share = cell.warmup_steps / cell.steps
             if share > LONG_WARMUP:
                 yield (
                     f"arm {arm.name}: critic warm-up takes {cell.warmup_steps} of a "
-                    f"{cell.kind}'s {cell.steps} steps ({share:.0%}), in which the policy does "
-                    "not learn"
+                    f"{cell.kind}'s {counted(cell.steps, 'step')} ({share:.0%}), in which the "
+                    "policy does not learn"
                 )
     spread = {a.name: c.steps for a in plan.arms if a.step and (c := a.cell("seed"))}
     if spread and max(spread.values()) > 1.25 * min(spread.values()):
         least, most = min(spread, key=lambda a: spread[a]), max(spread, key=lambda a: spread[a])
         yield (
-            f"the budget in {plan.budget['unit']} buys {least} {spread[least]} steps and {most} "
-            f"{spread[most]}: arms differ in cost, which is what this unit is there to compare"
+            f"the budget in {plan.budget['unit']} buys {least} {counted(spread[least], 'step')} "
+            f"and {most} {spread[most]}: arms differ in cost, which is what this unit is there to "
+            "compare"
         )
 
 
@@ -86,9 +89,9 @@ def never_refreshed(plan: Plan, every: Mapping[str, int]) -> Iterator[str]:
         for cell in arm.cells:
             if arm.name in every and cell.steps <= every[arm.name]:
                 yield (
-                    f"arm {arm.name}: a {cell.kind} has {cell.steps} steps and replaces its "
-                    f"reference after {every[arm.name]}, so it never does; lower kl.refresh.every "
-                    "or raise the budget"
+                    f"arm {arm.name}: a {cell.kind} has {counted(cell.steps, 'step')} and "
+                    f"replaces its reference after {every[arm.name]}, so it never does; "
+                    "lower kl.refresh.every or raise the budget"
                 )
 
 
@@ -103,8 +106,8 @@ def _tuning(spec: ExperimentSpec, plan: Plan) -> Iterator[str]:
             spaces.setdefault(str(dimensions), []).append(arm)
         if dimensions and spec.tuning.trials < FEW_TRIALS_PER_KNOB * dimensions:
             yield (
-                f"arm {arm.name}: {spec.tuning.trials} trials for {dimensions} dimensions "
-                f"({', '.join(arm.space)}); the search is thin"
+                f"arm {arm.name}: {counted(spec.tuning.trials, 'trial')} for "
+                f"{counted(dimensions, 'dimension')} ({', '.join(arm.space)}); the search is thin"
             )
     if len(spaces) > 1:
         counts = "; ".join(f"{d}: {', '.join(a.name for a in arms)}" for d, arms in spaces.items())

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.errors import counted
 from harness.report.load import Cell, Experiment
 from harness.report.notices import notices, summary
 from harness.report.plots import Plot
@@ -133,7 +134,7 @@ def certificate_line(experiment: Experiment) -> str:
         )
     count = len(certificate.get("violations") or [])
     return (
-        f"Certificate: NOT certified ({count} violation{'s' * (count != 1)}). The comparison is "
+        f"Certificate: NOT certified ({counted(count, 'violation')}). The comparison is "
         "not shown to be controlled."
     )
 
@@ -147,7 +148,7 @@ def facts(experiment: Experiment) -> Facts:
     effort = "none"
     if tuning:
         share = setting(tuning["budget_fraction"])
-        effort = f"{tuning['trials']} trials an arm, each at {share} of the budget"
+        effort = f"{counted(tuning['trials'], 'trial')} an arm, each at {share} of the budget"
     return Facts(
         (
             ("Arms", ", ".join(named) + (f" and {more} more" if more else "")),

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Sequence
 from html import escape
 
+from harness.errors import counted
 from harness.report.content import (
     Block,
     Facts,
@@ -175,7 +176,7 @@ def _sources(table: Table) -> str:
         for s in table.sources
     )
     count = len(table.sources)
-    of = f"{count} source{'s' * (count != 1)}"
+    of = counted(count, "source")
     return f'<details class="sources"><summary>From {of}</summary><p>{links}</p></details>\n'
 
 

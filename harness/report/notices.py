@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.errors import counted
 from harness.report.load import MANY, Experiment
 from harness.report.scores import AVG, TestScores, paired
 from harness.report.stats import Difference, Estimate
@@ -81,7 +82,7 @@ def _paired_sentence(experiment: Experiment, test: TestScores) -> str:
     least = max(gap.smallest_p for gap in gaps.values())
     text = f"Paired by seed, in points against {baseline}: {listed}."
     if least > ALPHA:
-        reach = f"With {fewest} seed{'s' * (fewest != 1)} the exact test cannot fall below "
+        reach = f"With {counted(fewest, 'seed')} the exact test cannot fall below "
         claim = "so this report claims no difference, and no equality either."
         return f"{text} {reach}p = {number(least)}, {claim}"
     shown = ", ".join(f"{arm} p = {number(gap.p)}" for arm, gap in gaps.items())
@@ -113,15 +114,20 @@ def _incomplete(experiment: Experiment) -> Iterator[str]:
     if absent:
         names = ", ".join(f"{c.arm}/{c.name} ({c.status})" for c in absent[:6])
         more = f" and {len(absent) - 6} more" if len(absent) > 6 else ""
+        of = f"{len(absent)} of {counted(len(experiment.cells), 'cell')}"
         yield (
-            f"{len(absent)} of {len(experiment.cells)} cells are not finished: {names}{more}. "
+            f"{of} {_are(len(absent))} not finished: {names}{more}. "
             "Scores and differences use finished seeds only."
         )
     if 0 < len(experiment.seeds) < 3:
         yield (
-            f"{len(experiment.seeds)} seed{'s' * (len(experiment.seeds) != 1)} cannot show how "
+            f"{counted(len(experiment.seeds), 'seed')} cannot show how "
             "much training varies; read the intervals as spread over problems."
         )
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def _few_updates(experiment: Experiment) -> Iterator[str]:
@@ -303,9 +309,10 @@ def _placebo(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[s
 def _problems(scores: Sequence[TestScores]) -> Iterator[str]:
     for test in scores:
         if test.left_out:
+            problems = f"{counted(test.left_out, 'problem')} of {test.name}"
             yield (
-                f"{test.left_out} problems of {test.name} are not in every evaluation and were "
-                "left out: the arms were not tested on the same problems."
+                f"{problems} {_are(test.left_out)} not in every evaluation, and left out: the arms "
+                "were not tested on the same problems."
             )
 
 
@@ -313,4 +320,6 @@ def _contamination(experiment: Experiment) -> Iterator[str]:
     for name, overlap in (experiment.lock.get("contamination") or {}).items():
         shared = len(overlap.get("exact") or ())
         if name.startswith("test.") and shared:
-            yield f"{shared} problems of {name} stand in the training split too: see Data."
+            stand = "stands" if shared == 1 else "stand"
+            problems = f"{counted(shared, 'problem')} of {name}"
+            yield f"{problems} {stand} in the training split too: see Data."

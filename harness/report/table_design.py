@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from harness.errors import counted
 from harness.report.load import Cell, Experiment
 from harness.report.tables import NOTHING, Table, percent, setting
 
@@ -200,8 +201,9 @@ def tuning_table(experiment: Experiment) -> Table:
 def _effort(experiment: Experiment) -> str:
     tuning = experiment.spec["tuning"]
     return (
-        f"Each arm: {tuning['trials']} trials at {tuning['budget_fraction']:g} of the budget, "
-        f"tuning seeds {setting(list(tuning['seeds']))}, chosen by {tuning.get('select', 'avg')}."
+        f"Each arm: {counted(tuning['trials'], 'trial')} at {tuning['budget_fraction']:g} of the "
+        f"budget, tuning seeds {setting(list(tuning['seeds']))}, chosen by "
+        f"{tuning.get('select', 'avg')}."
     )
 
 

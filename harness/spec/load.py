@@ -13,11 +13,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from harness.errors import InputError, suggest
+from harness.errors import InputError, counted, shown, suggest
 from harness.spec.schema import ExperimentSpec
 
 EXPERIMENTS = Path("experiments")
-SHOWN = 80  # characters of a value in a message
 
 
 def find_spec(name: str) -> Path:
@@ -165,19 +164,42 @@ def _set(tree: dict[str, Any], override: str) -> dict[str, Any]:
 
 def _one_line(error: ValidationError, where: str) -> str:
     first = error.errors()[0]
-    location = first["loc"]
-    key = ".".join(str(part) for part in location) or "(spec)"
+    location, kind = first["loc"], first["type"]
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    if first["type"] == "extra_forbidden":
+    if kind == "extra_forbidden":
         known = _fields_at(ExperimentSpec, location[:-1])
-        return f"{where}: unknown key {key!r}.{suggest(str(location[-1]), known)}{more}"
-    if first["type"] == "missing":
-        return f"{where}: key {key!r} is missing; add it{more}"
-    message = first["msg"].removeprefix("Value error, ")
+        return (
+            f"{where}: unknown key {_dotted(location)!r}.{suggest(str(location[-1]), known)}{more}"
+        )
+    if kind == "missing" and not isinstance(location[-1], int):
+        return f"{where}: key {_dotted(location)!r} is missing; add it{more}"
+    if kind == "missing":  # an item of a list of fixed length
+        location = location[:-1]
+    place = f"{where}: {_dotted(location)}: " if location else f"{where}: "
     found = first.get("input")
-    shown = repr(found) if isinstance(found, (str, int, float, bool, list, NoneType)) else ""
-    shown = f", found {shown[:SHOWN]}{'...' * (len(shown) > SHOWN)}" if shown else ""
-    return f"{where}: {key}: {message}{shown}{more}"
+    plain = isinstance(found, (str, int, float, bool, list, tuple, NoneType))
+    return f"{place}{_message(first)}{f', found {shown(found)}' * plain}{more}"
+
+
+def _dotted(location: Sequence[str | int]) -> str:
+    """Keys joined by points, without the names of types by which a choice of types is told."""
+    types_ = ("int", "float", "str")
+    return ".".join(str(p) for p in location if p not in types_ and "[" not in str(p))
+
+
+def _message(problem: Any) -> str:
+    """What is wrong, in the words of YAML where the checker has those of Python."""
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind == "tuple_type":
+        return "should be a list"
+    if kind in ("dict_type", "model_type", "model_attributes_type"):
+        return "should be a mapping of keys"
+    if kind in ("too_short", "too_long", "missing"):
+        few = f"at least {counted(context['min_length'], 'item')}" if kind == "too_short" else None
+        many = f"at most {counted(context['max_length'], 'item')}" if kind == "too_long" else None
+        return f"should have {few or many or 'more items'}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return re.sub(r"^(Input|String) should", "should", message)
 
 
 def _fields_at(model: type[BaseModel], location: Sequence[Any]) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.errors import InputError, suggest
+from harness.errors import InputError, shown, suggest
 from harness.tasks import TASKS
 from harness.tasks.source import Hub, Row, SplitInfo, TaskSource, hash_order, words
 from harness.tasks.task import Problem, problems_sha256
@@ -147,7 +147,7 @@ def _generated(
             f"task {task.name}, split {split}: {len(problems)} problems from offset {offset}, "
             f"expected {limit}; lower limit"
         )
-    settings = ", ".join(f"{k}={v}" for k, v in sorted(options.items()))
+    settings = ", ".join(f"{k} {_listed(v)}" for k, v in sorted(options.items()))
     return LoadedSplit(
         task=task.name,
         split=split,
@@ -157,6 +157,10 @@ def _generated(
         + (f" ({settings})" if settings else ""),
         sha256=problems_sha256(problems),
     )
+
+
+def _listed(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else shown(value)
 
 
 def _stored(task: TaskSource, split: str, source: Source, options: dict[str, Any]) -> LoadedSplit:
