@@ -23,6 +23,7 @@ from harness.identity import tree
 from harness.job import BASE, PLACEBO, Cell, Context, configured
 from harness.learner import Learner
 from harness.ledger import Ledger, convention
+from harness.loop import Controls, Loop, Progress
 from harness.models import (
     Base,
     Policy,
@@ -39,7 +40,7 @@ from harness.rewards.maths import MathGrader
 from harness.rewards.steps import StepJudge, step_grader
 from harness.samplers import make_sampler
 from harness.store import CellFolder, chained, disk_errors, same
-from harness.train import Controls, Loop, Progress, step
+from harness.train import step
 
 
 def run_cell(context: Context, cell: Cell) -> None:

@@ -19,8 +19,8 @@ from harness.cost.memory import (
     predict,
 )
 from harness.cost.shape import ModelShape
+from harness.loop import Loop
 from harness.spec.schema import ExperimentSpec
-from harness.train import Loop
 
 
 def storage_of(spec: ExperimentSpec) -> Storage:

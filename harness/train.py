@@ -2,104 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.arm import Arm
-from harness.cost.flops import Generation, Lengths
-from harness.data import PromptStream, StreamHash
+from harness.collect import collect
+from harness.cost.flops import Lengths
 from harness.errors import CellError
 from harness.identity import stream_seed
-from harness.learner import Learner
-from harness.ledger import Ledger
-from harness.models import Reference, ValueHead, scored
+from harness.loop import Loop
+from harness.models import ValueHead, scored
 from harness.reference import PastPolicy
-from harness.rewards.maths import Verdict
-from harness.rewards.steps import StepJudge, steps_record
-from harness.samplers.sampler import Decoding, Drawn, Sampler
-from harness.spec.schema import BudgetSpec, OptimizerSpec, SamplingSpec
-from harness.types import Batch, Experience, Rollout, group_range, group_sum
-
-
-class Judge(Protocol):
-    """Turns completions into verdicts and scores."""
-
-    def __call__(
-        self, indices: list[int], drawn: Drawn, seed: int
-    ) -> tuple[list[Verdict], Tensor, Tensor, Tensor]:
-        """Verdicts, and per completion: score, bonus and correct."""
-        ...
-
-
-@dataclass(frozen=True)
-class Controls:
-    """What the experiment pins for the loop, equal for all arms."""
-
-    seed: int
-    sampling: SamplingSpec
-    optimizer: OptimizerSpec
-    budget: BudgetSpec
-
-    @property
-    def decoding(self) -> Decoding:
-        s = self.sampling
-        return Decoding(s.temperature, s.top_p, s.max_new_tokens, s.stop)
-
-
-@dataclass
-class Progress:
-    """Where a run stands: with the weights, all that a checkpoint must hold."""
-
-    step: int = 0
-    cursor: int = 0
-    kl_coef: float = 0.0
-    optimizer_steps: int = 0
-    policy_steps: int = 0  # those that moved the policy: all but the critic's warm-up
-    collected_nothing: int = 0
-    reference_step: int = 0  # whose policy the reference is; 0 is the base
-    stream: StreamHash = field(default_factory=lambda: StreamHash(1))
-
-
-@dataclass
-class Loop:
-    """The parts of one run, built once."""
-
-    arm: Arm
-    controls: Controls
-    learner: Learner
-    reference: Reference | None
-    sampler: Sampler
-    prompts: PromptStream
-    judge: Judge
-    ledger: Ledger
-    progress: Progress
-    step_judge: StepJudge | None = None  # where the arm rewards steps
-
-    @property
-    def finished(self) -> bool:
-        budget = self.controls.budget
-        return self.ledger.spent_in(budget.unit) >= budget.limit
-
-    @property
-    def decoding(self) -> Decoding:
-        """The controls' decoding, and what this arm asks to be recorded of it."""
-        return dataclasses.replace(
-            self.controls.decoding,
-            record_top=self.arm.clip.top_k or 0,
-            mixing=self.arm.sampling.mixing,
-        )
-
-    @property
-    def share_spent(self) -> float:
-        budget = self.controls.budget
-        return min(self.ledger.spent_in(budget.unit) / budget.limit, 1.0)
+from harness.spec.schema import OptimizerSpec
+from harness.types import Batch, Experience, Rollout
 
 
 def train(loop: Loop, on_step: Callable[[dict[str, Any]], None]) -> None:
@@ -154,147 +72,6 @@ def _note_empty(loop: Loop) -> None:
             f"{EMPTY_STEPS} steps in a row found no group with both right and wrong completions: "
             "the task is too hard or too easy for dynamic sampling"
         )
-
-
-def collect(loop: Loop, record: dict[str, Any]) -> Rollout | None:
-    """Sample and grade until the batch is full; groups that the arm drops are charged too."""
-    sampling, arm = loop.controls.sampling, loop.arm
-    size = arm.group_size(sampling.completions_per_prompt)
-    wanted = sampling.prompts_per_step * sampling.completions_per_prompt // size
-    kept: list[Rollout] = []
-    seen: list[Rollout] = []
-    outcomes: Counter[str] = Counter()
-    stream: dict[str, str] = {}
-    drawn_before = loop.progress.cursor
-    rounds = getattr(arm.sampling, "max_rounds", 1) if arm.sampling.resamples else 1
-    for round_ in range(rounds):
-        missing = wanted - sum(len(r) for r in kept) // size
-        if missing <= 0 or (round_ > 0 and loop.finished):
-            break
-        rollout, verdicts = _draw(loop, missing, size, round_, stream)
-        outcomes.update(v.outcome.value for v in verdicts)
-        seen.append(rollout)
-        keep = arm.sampling.keep(rollout.correct, rollout.group)
-        if keep.any():
-            kept.append(rollout.select(keep.nonzero().squeeze(1)))
-    everything = join(seen)
-    used = sum(len(r) for r in kept)
-    dropped = len(everything) - used
-    record |= _sampling_record(everything) | {
-        "prompts": {
-            "drawn": loop.progress.cursor - drawn_before,
-            "cursor": loop.progress.cursor,
-            "stream": stream,
-        },
-        "outcomes": dict(outcomes),
-        "dropped": {"groups": dropped // size, "completions": dropped},
-        "used": used,
-        "completions_per_prompt": size,
-    }
-    return join(kept) if kept else None
-
-
-def _draw(
-    loop: Loop, count: int, size: int, round_: int, stream: dict[str, str]
-) -> tuple[Rollout, list[Verdict]]:
-    """One sampling round: ``count`` prompts of the stream, ``size`` completions each."""
-    progress, seed = loop.progress, loop.controls.seed
-    indices = loop.prompts.take(progress.cursor, count)
-    problems = loop.prompts.prompts
-    draw_seed = stream_seed(seed, "sampling", progress.step, round_)
-    with loop.ledger.timing("sample"):
-        drawn = loop.sampler.draw(
-            [problems.prompts[i] for i in indices], size, loop.decoding, draw_seed
-        )
-    rows = [i for i in indices for _ in range(size)]
-    grade_seed = stream_seed(seed, "grade", progress.step, round_)
-    with loop.ledger.timing("grade"):
-        verdicts, score, bonus, correct = loop.judge(rows, drawn, grade_seed)
-        steps = _judge_steps(loop, rows, drawn, grade_seed)
-    if not bool(torch.isfinite(score).all()):
-        row = int((~torch.isfinite(score)).nonzero()[0])
-        raise CellError(f"the reward of problem {problems.problems[rows[row]].id!r} is not finite")
-    stream |= progress.stream.add([problems.problems[i].id for i in indices])
-    prompt_lengths = [len(problems.prompts[i]) for i in rows]
-    lengths = drawn.mask.sum(1).tolist()
-    drawing = Generation.of(prompt_lengths, lengths, shared_by=size, searched=drawn.searched)
-    loop.ledger.charge_generation("policy", drawing)
-    loop.ledger.charge(
-        prompts=count,
-        completions=len(rows),
-        reward_calls=len(rows),
-        prompt_tokens=sum(prompt_lengths) // size,
-        completion_tokens=sum(lengths),
-    )
-    device = drawn.mask.device
-    group = torch.arange(count, device=device).repeat_interleave(size) + progress.cursor
-    progress.cursor += count
-    rollout = Rollout(
-        prompt_ids=drawn.prompt_ids,
-        prompt_mask=drawn.prompt_mask,
-        completion_ids=drawn.completion_ids,
-        mask=drawn.mask,
-        group=group,
-        score=score.to(device),
-        bonus=bonus.to(device),
-        correct=correct.to(device),
-        finished=drawn.finished,
-        behaviour_logprobs=drawn.logprobs,
-        top_ids=drawn.top_ids,
-        top_logprobs=drawn.top_logprobs,
-        mixed_ids=drawn.mixed_ids,
-        mixed_weights=drawn.mixed_weights,
-        **steps,
-    )
-    return rollout, verdicts
-
-
-def _judge_steps(loop: Loop, rows: list[int], drawn: Drawn, seed: int) -> dict[str, Tensor]:
-    """The rollout's fields on worked steps; none where the arm does not reward steps."""
-    if not loop.arm.advantage.needs_steps:
-        return {}
-    assert loop.step_judge is not None
-    steps = loop.step_judge(rows, drawn, seed)
-    loop.ledger.charge(steps_graded=int(steps.ends.sum()))
-    return {"step_ends": steps.ends, "step_scores": steps.scores}
-
-
-def join(rollouts: list[Rollout]) -> Rollout:
-    """Rollouts of different paddings as one."""
-    if len(rollouts) == 1:
-        return rollouts[0]
-    S = max(r.prompt_ids.shape[1] for r in rollouts)
-    T = max(r.mask.shape[1] for r in rollouts)
-    columns: dict[str, list[Tensor]] = {}
-    for r in rollouts:
-        for name, value in vars(r).items():
-            if value is None:
-                continue
-            if name in ("prompt_ids", "prompt_mask"):
-                value = torch.nn.functional.pad(value, (S - value.shape[1], 0))
-            elif value.dim() >= 2:
-                tail = (0, 0) * (value.dim() - 2)
-                value = torch.nn.functional.pad(value, (*tail, 0, T - value.shape[1]))
-            columns.setdefault(name, []).append(value)
-    return Rollout(**{name: torch.cat(values) for name, values in columns.items()})
-
-
-def _sampling_record(x: Rollout) -> dict[str, Any]:
-    """Facts of all sampled completions, dropped ones included."""
-    lengths = x.mask.sum(1)
-    groups = len(torch.unique(x.group))
-    size = group_sum(torch.ones_like(x.score), x.group)
-    flat = (group_range(x.score, x.group) == 0).to(x.score) / size
-    steps: dict[str, Any] = {} if x.step_ends is None else {"worked_steps": steps_record(x)}
-    if x.mixed_weights is not None:
-        fed_back = int(x.mask.sum()) - len(x)
-        steps["mixed_share"] = int(x.mixed_weights.any(2).sum()) / max(fed_back, 1)
-    return steps | {
-        "length_mean": float(lengths.double().mean()),
-        "truncated_share": float((~x.finished).double().mean()),
-        "entropy": float(-x.behaviour_logprobs[x.mask].double().mean()),
-        "zero_variance_share": float(flat.sum()) / groups,
-    }
 
 
 def observe(loop: Loop, rollout: Rollout, record: dict[str, Any], warmup: bool) -> Batch:

@@ -28,6 +28,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cell", "tune"),
     ("footprint",),
     ("train", "evaluate", "checkpoint", "grade_file"),
+    ("collect",),
+    ("loop",),
     ("learner",),
     ("optimizer",),
     ("record",),

@@ -18,7 +18,9 @@ from tiny import Rule, make_loop, prompt_set, tiny_model, tokenizer, weights
 from harness.arms.dapo import DAPO, DAPO_FILTERED
 from harness.arms.grpo import GRPO, GRPO_CLIP_HIGHER
 from harness.arms.ppo import PPO, PPO_UNGROUPED
+from harness.collect import collect, join
 from harness.errors import CellError
+from harness.loop import Loop
 from harness.parts.advantage import GAE
 from harness.parts.critic import Critic
 from harness.parts.kl import AdaptiveKL, KLInReward
@@ -27,7 +29,7 @@ from harness.rewards.judge import MathsJudge
 from harness.rewards.maths import Outcome, Verdict
 from harness.samplers.sampler import Drawn
 from harness.spec.schema import OptimizerSpec, RewardSpec
-from harness.train import EMPTY_STEPS, Loop, collect, join, observe, rate_factor, step, train
+from harness.train import EMPTY_STEPS, observe, rate_factor, step, train
 
 NO_WARMUP = PPO.but("ppo_at_once", advantage=GAE(critic=Critic(warmup_steps=0)))
 

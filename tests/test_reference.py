@@ -25,6 +25,7 @@ from harness.arms.iterative import GRPO_ITERATIVE
 from harness.arms.ppo import PPO
 from harness.cell import CellRun, run_cell
 from harness.certificate import audit
+from harness.collect import collect
 from harness.cost.memory import BF16_LORA_ADAM, FP32_ADAM, adapter_copy
 from harness.cost.shape import ModelShape
 from harness.errors import InputError
@@ -33,6 +34,7 @@ from harness.identity import difference
 from harness.job import Cell, Context
 from harness.knobs import knobs, turn
 from harness.lock import make_lock
+from harness.loop import Loop
 from harness.matrix import Matrix
 from harness.models import Policy, Reference, trainable, weights_sha256
 from harness.parts.kl import KLInLoss, KLInReward, Refresh
@@ -44,7 +46,7 @@ from harness.rewards.maths import Outcome, Verdict
 from harness.samplers.sampler import Drawn
 from harness.spec.schema import LoraSpec
 from harness.store import CellFolder
-from harness.train import Loop, collect, observe, refresh_reference, step
+from harness.train import observe, refresh_reference, step
 
 EVERY_2 = turn(GRPO_ITERATIVE, "kl.refresh.every", 2)
 LORA = LoraSpec(rank=2)

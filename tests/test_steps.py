@@ -23,10 +23,12 @@ from harness.arms.grpo import GRPO
 from harness.arms.process import GRPO_PROCESS
 from harness.cell import run_cell
 from harness.certificate import audit
+from harness.collect import collect
 from harness.errors import InputError
 from harness.experiment import ensure_lock, open_context
 from harness.job import PLACEBO, Cell, Context
 from harness.lock import make_lock
+from harness.loop import Loop
 from harness.matrix import Matrix
 from harness.plan import make_plan
 from harness.rewards.judge import MathsJudge
@@ -36,7 +38,7 @@ from harness.spec.schema import RewardSpec
 from harness.tasks import TASKS
 from harness.tasks.arithmetic import STEP_SEPARATOR, ArithmeticSteps, load
 from harness.tasks.task import Problem
-from harness.train import Loop, collect, step, train
+from harness.train import step, train
 
 QUESTION = "2+3*4-1="
 WORKED = "3*4=12;2+12=14;14-1=13;A13"

@@ -20,12 +20,13 @@ from harness.arm import Arm
 from harness.arms.cppo import CPPO, CPPO_FIXED
 from harness.arms.dppo import DPPO_KL, DPPO_TOPK_TV, DPPO_TV
 from harness.arms.grpo import GRPO
+from harness.collect import collect, join
 from harness.models import Policy, token_logprobs, trim
 from harness.parts.divergence import KullbackLeibler, TotalVariation
 from harness.parts.trust_region import DivergenceMask, PrefixGate, SequenceMask
 from harness.rewards.maths import Outcome, Verdict
 from harness.samplers.sampler import Decoding, Drawn
-from harness.train import collect, join, step
+from harness.train import step
 from harness.types import Rollout
 
 PROMPTS = [[3, 4, 5], [6, 7, 8, 9, 10], [11], [12, 13]]

@@ -26,6 +26,7 @@ from harness.data import PromptSet, PromptStream, StreamHash
 from harness.identity import digest
 from harness.learner import Learner
 from harness.ledger import Ledger
+from harness.loop import Controls, Judge, Loop, Progress
 from harness.models import (
     Base,
     Critic,
@@ -45,7 +46,6 @@ from harness.spec.schema import BudgetSpec, LoraSpec, OptimizerSpec, RewardSpec,
 from harness.tasks.arithmetic import CHARACTERS
 from harness.tasks.task import Problem
 from harness.tokenizer import build_tokenizer
-from harness.train import Controls, Judge, Loop, Progress
 from harness.types import Batch, Experience, Rollout
 
 PAD, EOS = 0, 2

@@ -1,0 +1,93 @@
+"""The state of one run: what the experiment pins for it, its parts, and where it stands."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from harness.arm import Arm
+from harness.data import PromptStream, StreamHash
+from harness.learner import Learner
+from harness.ledger import Ledger
+from harness.models import Reference
+from harness.rewards.maths import Verdict
+from harness.rewards.steps import StepJudge
+from harness.samplers.sampler import Decoding, Drawn, Sampler
+from harness.spec.schema import BudgetSpec, OptimizerSpec, SamplingSpec
+
+
+class Judge(Protocol):
+    """Turns completions into verdicts and scores."""
+
+    def __call__(
+        self, indices: list[int], drawn: Drawn, seed: int
+    ) -> tuple[list[Verdict], Tensor, Tensor, Tensor]:
+        """Verdicts, and per completion: score, bonus and correct."""
+        ...
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What the experiment pins for the loop, equal for all arms."""
+
+    seed: int
+    sampling: SamplingSpec
+    optimizer: OptimizerSpec
+    budget: BudgetSpec
+
+    @property
+    def decoding(self) -> Decoding:
+        s = self.sampling
+        return Decoding(s.temperature, s.top_p, s.max_new_tokens, s.stop)
+
+
+@dataclass
+class Progress:
+    """Where a run stands: with the weights, all that a checkpoint must hold."""
+
+    step: int = 0
+    cursor: int = 0
+    kl_coef: float = 0.0
+    optimizer_steps: int = 0
+    policy_steps: int = 0  # those that moved the policy: all but the critic's warm-up
+    collected_nothing: int = 0
+    reference_step: int = 0  # whose policy the reference is; 0 is the base
+    stream: StreamHash = field(default_factory=lambda: StreamHash(1))
+
+
+@dataclass
+class Loop:
+    """The parts of one run, built once."""
+
+    arm: Arm
+    controls: Controls
+    learner: Learner
+    reference: Reference | None
+    sampler: Sampler
+    prompts: PromptStream
+    judge: Judge
+    ledger: Ledger
+    progress: Progress
+    step_judge: StepJudge | None = None  # where the arm rewards steps
+
+    @property
+    def finished(self) -> bool:
+        budget = self.controls.budget
+        return self.ledger.spent_in(budget.unit) >= budget.limit
+
+    @property
+    def decoding(self) -> Decoding:
+        """The controls' decoding, and what this arm asks to be recorded of it."""
+        return dataclasses.replace(
+            self.controls.decoding,
+            record_top=self.arm.clip.top_k or 0,
+            mixing=self.arm.sampling.mixing,
+        )
+
+    @property
+    def share_spent(self) -> float:
+        budget = self.controls.budget
+        return min(self.ledger.spent_in(budget.unit) / budget.limit, 1.0)
