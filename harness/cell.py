@@ -320,7 +320,7 @@ class CellRun:
     # -- records ------------------------------------------------------------------------------
 
     def _write_identity(self, arm: Arm | None, shapes: Mapping[str, ModelShape]) -> None:
-        hashes = input_hashes(self.context.spec, self.base, self.sets)
+        hashes = input_hashes(self.context, self.base, self.sets)
         record = identity(self.cell, self.spec, self.found, arm, shapes, hashes)
         if self.folder.started:
             if not same(self.folder.json("run.json"), record):

@@ -16,9 +16,10 @@ from harness.errors import CellError, InputError
 from harness.job import Cell, Context
 from harness.lock import agree, make_lock, read_lock, write_lock
 from harness.matrix import Matrix
+from harness.plugins import HASH_KEY, copy_name
 from harness.schedule import Ended, execute
 from harness.spec.load import load_spec
-from harness.store import CellFolder, disk_errors
+from harness.store import CellFolder, ResultStore, disk_errors, write_bytes
 
 
 def open_context(
@@ -107,16 +108,29 @@ def run_cell_quietly(context: Context, cell: Cell) -> None:
 def ensure_lock(context: Context, lock: Mapping[str, Any]) -> None:
     """Write the lock, or check that the folder's lock is of this very spec and code.
 
+    A copy of each plugin file is put beside it.
+
     Raises:
         InputError: it is not.
     """
     path = context.results / "spec.lock.yaml"
     if path.exists():
         agree(read_lock(path), lock, path)
+        _keep_plugins(context, lock["hashes"])
         return
     if (context.results / "runs").exists():
         raise InputError(f"{context.results}: has runs but no spec.lock.yaml; move the folder away")
+    _keep_plugins(context, lock["hashes"])
     write_lock(path, lock)
+
+
+def _keep_plugins(context: Context, hashes: Mapping[str, str]) -> None:
+    """Copy the plugin files that are not kept yet; one that is kept is never written again."""
+    store = ResultStore(context.results)
+    for path in context.plugin_files:
+        copy = store.plugins / copy_name(path.name, hashes[HASH_KEY + path.name])
+        if not copy.exists():
+            write_bytes(copy, path.read_bytes())
 
 
 def outcome(matrix: Matrix, errors: Mapping[tuple[str, str], str]) -> Outcome:

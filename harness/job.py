@@ -41,8 +41,12 @@ class Context:
     root: Path  # the folder that the spec's plugin paths are relative to
     results: Path
 
+    @property
+    def plugin_files(self) -> list[Path]:
+        return [self.root / path for path in self.spec.plugins]
+
     def arms(self) -> dict[str, FoundArm]:
-        return find_arms(self.spec.arms, [self.root / p for p in self.spec.plugins])
+        return find_arms(self.spec.arms, self.plugin_files)
 
     def imitated(self, found: Mapping[str, FoundArm]) -> str | None:
         """The name of the arm that the placebo imitates; the spec may say ``module:NAME``."""

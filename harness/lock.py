@@ -15,6 +15,7 @@ from harness.errors import InputError, shown
 from harness.identity import difference, tree
 from harness.job import Context
 from harness.models import load_base, resolve_device
+from harness.plugins import recorded_origin
 from harness.record import input_hashes
 from harness.rewards.judge import make_grader
 from harness.rewards.steps import step_grader
@@ -61,14 +62,14 @@ def make_lock(context: Context) -> dict[str, Any]:
         "arms": {
             name: {
                 "named": named,  # as the spec has it, which may be module:NAME
-                "origin": arm.origin,
+                "origin": recorded_origin(arm.origin),
                 "source": arm.arm.source,
                 "parts": parts(arm.arm),
                 "knobs": {path: tree(asdict(r)) for path, r in own_knobs(spec, arm.arm).items()},
             }
             for named, (name, arm) in zip(spec.arms, found.items(), strict=True)
         },
-        "hashes": input_hashes(spec, base, sets),
+        "hashes": input_hashes(context, base, sets),
         "data": {
             name: {
                 "problems": len(data.problems),

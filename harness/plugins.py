@@ -7,12 +7,15 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from harness.errors import InputError, suggest
+
+FILE = "plugin "  # how the origin of what a file defines begins
+HASH_KEY = "plugin."  # before a file's name, among the hashes of a run's inputs
 
 
 def find(name: str, built_in: Mapping[str, Any], group: str) -> tuple[Any, str]:
@@ -71,6 +74,33 @@ def load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise InputError(f"plugin file {path} failed to import: {_where(error, path)}") from error
     return module
+
+
+def recorded_origin(origin: str) -> str:
+    """An origin as results record it: of a plugin file its name, not where it lies."""
+    return FILE + Path(origin.removeprefix(FILE)).name if origin.startswith(FILE) else origin
+
+
+def file_hashes(files: Sequence[Path]) -> dict[str, str]:
+    """The SHA-256 of each plugin file, as ``plugin.NAME``.
+
+    Raises:
+        InputError: a file is missing, or two of one name could not be told apart in the results.
+    """
+    found: dict[str, str] = {}
+    for path in files:
+        if not path.is_file():
+            raise InputError(f"plugin file {path} does not exist; check the path")
+        key = HASH_KEY + path.name
+        if key in found:
+            raise InputError(f"plugin file {path}: another one is called so too; rename one")
+        found[key] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def copy_name(name: str, sha256: str) -> str:
+    """What a results folder calls its copy of a plugin file."""
+    return f"{Path(name).stem}-{sha256[:12]}.py"
 
 
 def _import(module_name: str) -> ModuleType:

@@ -18,8 +18,9 @@ from harness.code import code_sha256, git_commit
 from harness.cost.shape import ModelShape
 from harness.data import PromptSet
 from harness.identity import digest, tree
-from harness.job import PLACEBO, Cell
+from harness.job import PLACEBO, Cell, Context
 from harness.models import Base
+from harness.plugins import file_hashes, recorded_origin
 from harness.rewards.judge import reward_identity
 from harness.spec.schema import ExperimentSpec
 
@@ -52,7 +53,7 @@ def identity(
     return {
         "format": 1,
         "arm": cell.arm, "kind": cell.kind, "trial": cell.trial, "seed": cell.seed,
-        "origin": found.origin if found else "control",
+        "origin": recorded_origin(found.origin) if found else "control",
         "parts": parts(arm) if arm else None,
         "declared_parts": parts(found.arm) if found else None,
         "settings": dict(cell.settings),
@@ -64,15 +65,18 @@ def identity(
     }  # fmt: skip
 
 
-def input_hashes(spec: ExperimentSpec, base: Base, sets: Mapping[str, PromptSet]) -> dict[str, str]:
+def input_hashes(context: Context, base: Base, sets: Mapping[str, PromptSet]) -> dict[str, str]:
     """The hash of everything that goes into a run."""
+    spec = context.spec
     return {
         "spec": digest(spec.model_dump(mode="json", exclude={"runtime"})),
         "model": base.model_sha256,
         "tokenizer": base.tokenizer_sha256,
         "code": code_sha256(),
         "reward": digest(reward_identity(spec.reward)),
-    } | {f"data.{name}": problems.sha256 for name, problems in sets.items()}
+        **{f"data.{name}": problems.sha256 for name, problems in sets.items()},
+        **file_hashes(context.plugin_files),
+    }
 
 
 PACKAGES = ("torch", "transformers", "numpy", "peft", "math-verify", "optuna", "datasets", "vllm")

@@ -45,13 +45,18 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a file as UTF-8, whole or not at all."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a file whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     with disk_errors(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
+            with temporary.open("wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -221,6 +226,11 @@ class ResultStore:
     def lock_file(self) -> Path:
         return self.path / "spec.lock.yaml"
 
+    @property
+    def plugins(self) -> Path:
+        """Copies of the files that define arms."""
+        return self.path / "plugins"
+
     def cell(self, arm: str, name: str) -> CellFolder:
         return CellFolder(self.path / "runs" / arm / name)
 
@@ -259,7 +269,7 @@ class ResultStore:
                 file.truncate(0)
                 file.write(str(os.getpid()))
                 file.flush()
-            for folder in (self.path, self.path / "tuning"):
+            for folder in (self.path, self.path / "tuning", self.plugins):
                 sweep(folder)
             yield
 

@@ -57,7 +57,8 @@ RULES = (
          "Every cell ran its arm's locked parts, changed by nothing but declared knobs.",
          check_arms),
     Rule("hashes",
-         "Data, model, tokenizer, reward, code and library versions are the same in all cells.",
+         "Data, model, tokenizer, reward, code, plugin files (of which copies are kept) and "
+         "library versions are the same in all cells.",
          check_hashes),
     Rule("prompts",
          "Every run of one seed drew the same prompts in the same order, from the first on.",

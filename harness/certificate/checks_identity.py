@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from harness.certificate.compare import ABSENT, equal, leaves_that_differ, look_up
@@ -14,6 +15,7 @@ from harness.certificate.records import Run
 from harness.errors import InputError
 from harness.identity import digest
 from harness.ledger import shape_from
+from harness.plugins import FILE, HASH_KEY, copy_name
 from harness.spec.schema import RangeSpec
 
 
@@ -205,6 +207,7 @@ def check_hashes(evidence: Evidence, design: Design) -> Iterator[Violation]:
             "the lock does not pin it",
         )  # fmt: skip
     yield from _lock(design)
+    yield from _plugins(evidence, design)
     for cell in evidence.cells:
         if cell.run is None:
             continue
@@ -228,6 +231,28 @@ def _lock(design: Design) -> Iterator[Violation]:
             yield violation(
                 "hashes", (), f"spec.lock.yaml: hashes.{key}", expected, found,
                 "the lock was changed after it was written",
+            )  # fmt: skip
+
+
+def _plugins(evidence: Evidence, design: Design) -> Iterator[Violation]:
+    """The files that define arms are kept, as they were when the cells ran."""
+    hashes, origins = design.lock.hashes, [arm.origin for arm in design.lock.arms.values()]
+    files = {origin.removeprefix(FILE) for origin in origins if origin.startswith(FILE)}
+    files |= {Path(path).name for path in design.spec.plugins}
+    for key in sorted(HASH_KEY + name for name in files):
+        if key not in hashes:
+            yield violation(
+                MISSING, (), f"spec.lock.yaml: hashes.{key}", "a hash", None,
+                "the lock does not pin a file that defines arms",
+            )  # fmt: skip
+    for key in sorted(key for key in hashes if key.startswith(HASH_KEY)):
+        copy = copy_name(key.removeprefix(HASH_KEY), hashes[key])
+        found = evidence.plugins.get(copy)
+        if found != hashes[key]:
+            yield violation(
+                MISSING if found is None else "hashes", (), f"plugins/{copy}", hashes[key], found,
+                "the copy of the plugin is not there" if found is None
+                else "the copy is not the plugin that the cells ran",
             )  # fmt: skip
 
 

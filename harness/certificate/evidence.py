@@ -6,11 +6,13 @@ short, a file not there yet. A finished cell has neither.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,6 +75,7 @@ class Evidence:
     spec: ExperimentSpec | None
     cells: tuple[Cell, ...]
     gaps: tuple[Violation, ...]
+    plugins: Mapping[str, str] = field(default_factory=dict)  # file of plugins/ -> its SHA-256
 
     def trained(self) -> Iterator[tuple[Cell, Run, tuple[Step, ...]]]:
         """The cells that train and whose run and steps could be read."""
@@ -89,7 +92,16 @@ def read_evidence(results: Path) -> Evidence:
     cells = tuple(_read_cell(folder, gaps) for folder in folders)
     if not cells:
         gaps.append(violation(MISSING, (), "runs", "cells", 0, "there is no cell to audit"))
-    return Evidence(lock, spec, cells, tuple(gaps))
+    return Evidence(lock, spec, cells, tuple(gaps), _plugins(results))
+
+
+def _plugins(results: Path) -> dict[str, str]:
+    """What cannot be read is not there: the check asks for each copy by its name."""
+    found: dict[str, str] = {}
+    for path in (results / "plugins").glob("*"):
+        with suppress(OSError):
+            found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
 
 
 def _folders(path: Path) -> list[Path]:

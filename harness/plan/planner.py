@@ -16,6 +16,7 @@ from harness.plan.cost import Amount, evaluation_amount, shapes_of, step_amount,
 from harness.plan.lengths import CompletionLength, PromptLengths, assumed_completion
 from harness.plan.speed import Measured, Speed
 from harness.plan.value import ArmPlan, CellPlan
+from harness.plugins import recorded_origin
 from harness.spec.schema import ExperimentSpec
 from harness.tasks.loading import LoadedSplit
 from harness.tune import defaults, space
@@ -49,7 +50,7 @@ class Planner:
         if BASE in counts:
             plans.append(self._base(counts[BASE]["seed"]))
         for name, arm in found.items():
-            plans.append(self._arm(name, arm.arm, arm.origin, counts[name]))
+            plans.append(self._arm(name, arm.arm, recorded_origin(arm.origin), counts[name]))
         if imitated is not None:
             plans.append(self._arm(PLACEBO, found[imitated].arm, "control", counts[PLACEBO]))
         return tuple(plans)
