@@ -307,13 +307,16 @@ def at_last_token(score: Float[Tensor, "B"], mask: Bool[Tensor, "B T"]) -> Float
     return zero_padding(rewards, mask)
 
 
-PARTS = tuple(f.name for f in dataclasses.fields(Arm) if f.name not in ("name", "source"))
+_LABELS = ("name", "source")
+PARTS = tuple(f.name for f in dataclasses.fields(Arm) if f.name not in _LABELS)
 
 
 def parts(arm: Arm) -> dict[str, Any]:
     """The arm's parts as plain JSON: what is compared, hashed and printed.
 
-    A subclass of ``Arm`` may change the mathematics itself, so its name is among them.
+    A subclass of ``Arm`` may change the mathematics itself, so its name is among them, and the
+    fields that it adds.
     """
-    found = {name: tree(getattr(arm, name)) for name in PARTS}
+    names = (f.name for f in dataclasses.fields(arm) if f.name not in _LABELS)
+    found = {name: tree(getattr(arm, name)) for name in names}
     return found if type(arm) is Arm else found | {"arm": type(arm).__name__}

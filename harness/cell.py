@@ -18,6 +18,7 @@ from harness.cost.shape import ModelShape
 from harness.data import PromptSet, PromptStream, StreamHash, load_split, prompt_set, splits
 from harness.errors import CellError, DivergedError, InputError
 from harness.evaluate import Divergence, Evaluated, Protocol, evaluate
+from harness.external.arm import ExternalArm
 from harness.footprint import memory_record
 from harness.identity import tree
 from harness.job import BASE, PLACEBO, Cell, Context, configured
@@ -40,7 +41,7 @@ from harness.rewards.maths import MathGrader
 from harness.rewards.steps import StepJudge, step_grader
 from harness.samplers import make_sampler
 from harness.store import CellFolder, chained, disk_errors, same
-from harness.train import step
+from harness.train import train
 
 
 def run_cell(context: Context, cell: Cell) -> None:
@@ -149,9 +150,9 @@ class CellRun:
         chains = {"steps": state.get("chain", ""), "evals": state.get("evals_chain", "")}
         done_shares: list[float] = list(state.get("evaluated", []))
         every = self.spec.runtime.checkpoint_every
-        while not loop.finished:
-            self.step = loop.progress.step + 1
-            record = chained(step(loop), chains["steps"])
+
+        def ended(step: dict[str, Any]) -> None:
+            record = chained(step, chains["steps"])
             chains["steps"] = record["chain"]
             self.folder.append("steps.jsonl", record)
             self.folder.append("timing.jsonl", {
@@ -161,9 +162,18 @@ class CellRun:
             due = self._due(loop, done_shares)
             if due:
                 chains["evals"] = self._evaluate(loop, grader, due, chains["evals"])
-                done_shares += due
+                done_shares.extend(due)
             if loop.progress.step % every == 0 or loop.finished:
                 self._checkpoint(loop, chains, done_shares)
+            self.step += not loop.finished
+
+        self.step = loop.progress.step + (not loop.finished)
+        if isinstance(arm, ExternalArm):
+            from harness.external.run import train_externally  # trl takes seconds to import
+
+            train_externally(loop, self.base, self.spec, self.folder.path / "trainer", ended)
+        else:
+            train(loop, ended)
         self.folder.write("memory.json", memory_record(self.spec, loop, meter))
         save_weights(self.folder.path / "checkpoint", loop.learner)
         self._finish(loop.ledger, loop.progress.step, chains["steps"], chains["evals"])

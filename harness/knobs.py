@@ -9,6 +9,13 @@ from typing import Any
 
 from harness.errors import InputError, shown, suggest
 
+FEW_TRIALS_PER_KNOB = 2
+
+
+def is_thin(trials: int, searched: int) -> bool:
+    """Whether so few trials can hardly find good values of so many numbers."""
+    return trials < FEW_TRIALS_PER_KNOB * searched
+
 
 @dataclass(frozen=True)
 class Range:

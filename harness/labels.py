@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from harness.arm import Arm
+from harness.external.arm import ExternalArm, TRLLoop
 from harness.identity import tree
 from harness.parts import trust_region as trust
 from harness.parts.advantage import (
@@ -68,11 +69,15 @@ def axes_of(arm: Arm) -> dict[str, str]:
         "shaping": " + ".join(map(label, arm.shaping)) or NONE,
         "imitate": label(arm.imitate),
     }
+    if isinstance(arm, ExternalArm):
+        row["loop"] = label(arm.loop)
     return row if type(arm) is Arm else row | {"arm": type(arm).__name__}
 
 
 def family(arm: Arm) -> str:
     """What the arm compares a score with, as a heading for those that do the same."""
+    if isinstance(arm, ExternalArm):
+        return f"in the trainers of {arm.loop.library}"
     return FAMILIES.get(type(arm.advantage), f"by {type(arm.advantage).__name__}")
 
 
@@ -181,6 +186,11 @@ def _cut(part: UnfinishedPenalty) -> str:
     return f"cut {'=' if part.replace else '+'} {part.value:g}"
 
 
+def _loop(part: TRLLoop) -> str:
+    sampled = "" if part.sampler == "trl" else ", sampled by ours"
+    return f"{part.library} {part.trainer}{sampled}"
+
+
 def _is(text: str) -> Callable[[Any], str]:
     return lambda part: text
 
@@ -240,6 +250,7 @@ LABELS: dict[type, tuple[Callable[[Any], str], tuple[str, ...]]] = {
     OverlongPenalty: (lambda part: f"overlong {part.cache_share:g}", ("cache_share",)),
     UnfinishedPenalty: (_cut, ("value", "replace")),
     Imitate: (lambda part: f"NLL {part.coef:g}", ("coef",)),
+    TRLLoop: (_loop, ("trainer", "sampler", "library")),
 }
 
 FAMILIES: dict[type, str] = {

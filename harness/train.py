@@ -76,8 +76,13 @@ def _note_empty(loop: Loop) -> None:
 
 def observe(loop: Loop, rollout: Rollout, record: dict[str, Any], warmup: bool) -> Batch:
     """Score the used completions under policy, reference and critic; then assign credit."""
+    return credited(loop, scored_experience(loop, rollout), record, warmup)
+
+
+def scored_experience(loop: Loop, rollout: Rollout) -> Experience:
+    """A rollout under the run's models as they are now, which is charged."""
     micro, learner = loop.controls.optimizer.micro_batch, loop.learner
-    lengths = _lengths(rollout)
+    lengths = whole_lengths(rollout)
     head = int(rollout.mask.sum())
     with loop.ledger.timing("score"):
         ref = values = None
@@ -93,7 +98,11 @@ def observe(loop: Loop, rollout: Rollout, record: dict[str, Any], warmup: bool) 
     for role, present in (("policy", old), ("reference", ref), ("critic", critic)):
         if present is not None:
             loop.ledger.charge_score(role, lengths, head)
-    experience = rollout.extend(Experience, old_logprobs=old, ref_logprobs=ref, values=values)
+    return rollout.extend(Experience, old_logprobs=old, ref_logprobs=ref, values=values)
+
+
+def credited(loop: Loop, experience: Experience, record: dict[str, Any], warmup: bool) -> Batch:
+    """The experience with the arm's credit, and with it the next penalty coefficient."""
     batch = loop.arm.credit(
         experience,
         kl_coef=loop.progress.kl_coef,
@@ -118,7 +127,8 @@ def _both(head: ValueHead) -> Callable[[Rollout], Tensor]:
     return score
 
 
-def _lengths(x: Rollout) -> Lengths:
+def whole_lengths(x: Rollout) -> Lengths:
+    """Prompt plus completion of each row, as scoring and training read them."""
     return Lengths.of((x.prompt_mask.sum(1) + x.mask.sum(1)).tolist())
 
 
@@ -179,7 +189,7 @@ def learn(loop: Loop, batch: Batch, record: dict[str, Any], warmup: bool) -> Non
                 progress.policy_steps += not warmup
                 loop.ledger.charge(updates=1)
         loop.sampler.load(loop.learner.policy.model)
-    lengths, head = _lengths(batch), int(batch.mask.sum())
+    lengths, head = whole_lengths(batch), int(batch.mask.sum())
     for role, trained in (("policy", not warmup), ("critic", loop.learner.critic is not None)):
         if trained:
             loop.ledger.charge_train(role, lengths, head, spec.epochs)

@@ -14,6 +14,7 @@ from harness.arms.cppo import CPPO, CPPO_BINARY, CPPO_FIXED
 from harness.arms.dapo import DAPO, DAPO_FILTERED
 from harness.arms.dppo import DPPO_KL, DPPO_TOPK_TV, DPPO_TV
 from harness.arms.dr_grpo import DR_GRPO
+from harness.arms.external import TRL_GRPO_TRAINER, TRL_RLOO_TRAINER
 from harness.arms.filtered import GRPO_FILTERED, LITE_PPO
 from harness.arms.grpo import GRPO, GRPO_CLIP_HIGHER
 from harness.arms.gspo import GSPO
@@ -66,7 +67,8 @@ ARMS: dict[str, Arm] = {
     )
 }
 
-BUILT_IN = ARMS | RUNGS
+EXTERNAL: dict[str, Arm] = {arm.name: arm for arm in (TRL_GRPO_TRAINER, TRL_RLOO_TRAINER)}
+BUILT_IN = ARMS | RUNGS | EXTERNAL
 ENTRY_POINTS = "harness.arms"
 CONTROLS = ("base", "placebo")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")

@@ -9,7 +9,7 @@ is a check that could not be carried out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from harness.certificate.checks_tuning import check_controls, check_tuning
 from harness.certificate.checks_update import check_effective
 from harness.certificate.design import Design
 from harness.certificate.evidence import LOCK, Evidence, read_evidence
+from harness.certificate.external import external_arms
 from harness.certificate.finding import MISSING, Check, Violation, violation
 from harness.identity import difference
 from harness.store import write_json
@@ -105,6 +106,8 @@ class Certificate:
         diverged: tuning trials that ended in a number that is not finite; they count as trials, and
             as the worst.
         ladder: each ladder's steps: from which arm to which, along which axis.
+        external: arms that another library's trainer trains -> their loop, and what of them is not
+            proven.
     """
 
     certified: bool
@@ -115,6 +118,7 @@ class Certificate:
     settings: dict[str, dict[str, Any]]
     diverged: tuple[str, ...]
     ladder: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    external: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON, the same for the same results."""
@@ -130,7 +134,11 @@ class Certificate:
             },
             "settings": self.settings,
             "diverged": list(self.diverged),
-        } | ({"ladder": self.ladder} if self.ladder else {})
+        } | {
+            name: found
+            for name, found in (("ladder", self.ladder), ("external", self.external))
+            if found
+        }
 
 
 def audit(results: Path) -> Certificate:
@@ -159,11 +167,15 @@ def audit(results: Path) -> Certificate:
         found.append(violation(MISSING, (), LOCK, "a lock", None, "there is nothing to check by"))
     violations = _summarised(found)
     broken = {v.check for v in violations}
+    external = {} if design is None else external_arms(design)
     checks = [Check(MISSING, EVIDENCE, MISSING not in broken)]
     checks += [
-        Check(rule.name, rule.proves, rule.name in carried_out and rule.name not in broken)
+        Check(
+            rule.name, _proves(rule, external),
+            rule.name in carried_out and rule.name not in broken,
+        )
         for rule in RULES
-    ]
+    ]  # fmt: skip
     return Certificate(
         certified=not violations and all(check.passed for check in checks),
         cells=len(evidence.cells),
@@ -173,7 +185,15 @@ def audit(results: Path) -> Certificate:
         settings={} if design is None else _settings(evidence, design),
         diverged=tuple(cell.id for cell in evidence.cells if cell.diverged is not None),
         ladder=named_axes(design) if design is not None and "ladder" in carried_out else {},
+        external=external,
     )
+
+
+def _proves(rule: Rule, external: Mapping[str, Any]) -> str:
+    """What a rule shows, less what it does not show of arms that another trainer trains."""
+    if rule.name != "effective" or not external:
+        return rule.proves
+    return f"{rule.proves} Of {', '.join(external)} it shows less: see external."
 
 
 def write_certificate(results: Path) -> Certificate:

@@ -16,6 +16,7 @@ from harness.certificate.compare import (
 )
 from harness.certificate.design import SHARED_HEAD, Design, part
 from harness.certificate.evidence import Cell, Evidence
+from harness.certificate.external import loop_of, samples_itself
 from harness.certificate.finding import MISSING, Violation, violation
 from harness.certificate.records import Effective, Run, Spent, Step
 from harness.spec.schema import OptimizerSpec
@@ -26,6 +27,8 @@ RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 # A step's coins fall worse than this once in exp(30) = 10^13 steps.
 LEAST_CREDIBLE = 30.0
 UNIT_WEIGHTS = ("TokenMean", "SequenceMean")
+# Two float32 computations of a group's mean and deviation.
+ADVANTAGE_TOLERANCE = 1e-4
 
 
 def check_effective(evidence: Evidence, design: Design) -> Iterator[Violation]:
@@ -59,7 +62,7 @@ def check_effective(evidence: Evidence, design: Design) -> Iterator[Violation]:
                 yield from _rates(cell, key, step.effective, done, share, run, design, parts)
                 yield from _weights(cell, key, step.effective, parts)
                 yield from _measured(cell, key, step, parts)
-                yield from _loss(cell, key, step, parts, design)
+                yield from _loss(cell, key, step, run, parts, design)
             charged = step.flops
             policy_updates += updates if step.phase == "train" else 0
 
@@ -220,6 +223,13 @@ def _weights(
 ) -> Iterator[Violation]:
     """The loss's weights sum to what the aggregation says: the denominator was not changed."""
     sums = effective.weight_sum
+    if sums is None:
+        if not loop_of(parts):
+            yield violation(
+                MISSING, cell.id, f"{key}: effective.weight_sum", "a sum per optimizer step", None,
+                "how the loss was weighed is not recorded",
+            )  # fmt: skip
+        return
     if len(sums) != effective.gradient_steps:
         yield violation(
             "effective", cell.id, f"{key}: effective.weight_sum",
@@ -271,11 +281,14 @@ def divergence(p: float, q: float) -> float:
 
 def _measured(cell: Cell, key: str, step: Step, parts: Mapping[str, Any]) -> Iterator[Violation]:
     """What applies to this step is there."""
-    needed = ["accuracy", "score_mean", "reward_mean", "engine_gap"]
+    needed = ["accuracy", "score_mean", "reward_mean"]
+    needed += [] if samples_itself(parts) else ["engine_gap"]
     if step.phase == "train":
-        needed += ["surrogate", "policy_loss", "clip_fraction_high", "clip_fraction_low"]
-        needed += ["approx_kl", "grad_norm", "first_ratio_error"]
-        needed += ["kl"] if part(parts, "kl").get("part") == "KLInLoss" else []
+        needed += ["policy_loss", "clip_fraction_high", "clip_fraction_low", "grad_norm"]
+        needed += ["advantage_gap"] if loop_of(parts) else _OF_OUR_LOOP
+        needed += (
+            ["kl"] if part(parts, "kl").get("part") == "KLInLoss" and not loop_of(parts) else []
+        )
         needed += ["imitation"] if parts.get("imitate") else []
     if part(parts, "kl").get("part") != "NoKL":
         needed.append("kl_to_reference")
@@ -294,8 +307,11 @@ def _measured(cell: Cell, key: str, step: Step, parts: Mapping[str, Any]) -> Ite
             )  # fmt: skip
 
 
+_OF_OUR_LOOP = ["surrogate", "approx_kl", "first_ratio_error"]
+
+
 def _loss(
-    cell: Cell, key: str, step: Step, parts: Mapping[str, Any], design: Design
+    cell: Cell, key: str, step: Step, run: Run, parts: Mapping[str, Any], design: Design
 ) -> Iterator[Violation]:
     """The scalar that was differentiated is its terms and nothing else."""
     if step.phase == "critic_warmup":
@@ -318,6 +334,8 @@ def _loss(
             "effective", cell.id, f"{key}: loss/kl", 0, step.kl,
             f"the loss has a KL term, and the arm declares {kind}",
         )  # fmt: skip
+    if loop_of(parts):
+        yield from _advantages(cell, key, step, run, parts, design)
     if "arm" in parts or step.surrogate is None or step.policy_loss is None:
         return  # a subclass of Arm may define a loss of its own, and is declared as one
     if not parts.get("imitate") and step.imitation:
@@ -331,4 +349,24 @@ def _loss(
         yield violation(
             "effective", cell.id, f"{key}: loss/policy", terms, step.policy_loss,
             "the loss holds a term beside surrogate, KL and imitation",
+        )  # fmt: skip
+
+
+def _advantages(
+    cell: Cell, key: str, step: Step, run: Run, parts: Mapping[str, Any], design: Design
+) -> Iterator[Violation]:
+    """The advantages that another trainer assigned are those of the declared parts.
+
+    With a KL in the reward they hold log-probs of each side's own passes, every token of which may
+    differ as the first ratio may.
+    """
+    tolerance = ADVANTAGE_TOLERANCE
+    if part(parts, "kl").get("part") == "KLInReward":
+        length = design.sampling(run).max_new_tokens
+        token = RATIO_TOLERANCE[design.spec.model.dtype]
+        tolerance += 2 * part(parts, "kl").get("kl_coef", 0.0) * length * token
+    if step.advantage_gap is not None and step.advantage_gap > tolerance:
+        yield violation(
+            "effective", cell.id, f"{key}: advantage_gap", f"<= {tolerance}", step.advantage_gap,
+            "the trainer assigned other advantages than the declared parts do",
         )  # fmt: skip

@@ -107,7 +107,7 @@ class Effective(Closed):
     minibatches: int
     gradient_steps: NonNegativeInt
     completions_per_prompt: PositiveInt
-    weight_sum: list[Amount]
+    weight_sum: list[Amount] | None  # None where another library's trainer weighs the tokens
 
 
 class Step(Open):
@@ -151,6 +151,7 @@ class Step(Open):
     critic_grad_norm: Amount | None = None
     explained_variance: Number | None = None
     first_ratio_error: Amount | None = None
+    advantage_gap: Amount | None = None
     effective: Effective | None = None
     chain: str
 

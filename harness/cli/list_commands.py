@@ -53,12 +53,12 @@ def list_(
 def _arms(plugins: list[Path]) -> list[dict[str, Any]]:
     """Every arm, with the axes in short, the source, and its parts in full."""
     from harness.arm import parts
-    from harness.arms import ARMS, list_arms
+    from harness.arms import ARMS, EXTERNAL, list_arms
     from harness.labels import axes_of, family
 
     def shipped(name: str, origin: str) -> bool:
         """Or a plugin's; the rest are rungs and mixtures."""
-        return name in ARMS or origin != "built-in"
+        return name in ARMS | EXTERNAL or origin != "built-in"
 
     return [
         {
@@ -173,7 +173,7 @@ def diff(
     json: AsJson = False,
 ) -> None:
     """Print where two arms differ, part by part."""
-    from harness.arm import PARTS, parts
+    from harness.arm import parts
     from harness.arms import find_arms
     from harness.identity import difference
     from harness.labels import brief
@@ -185,7 +185,7 @@ def diff(
     if json:
         print_json({path: list(pair) for path, pair in found.items()})
         return
-    order = [*PARTS, "arm"]
+    order = [*parts(a.arm), *parts(b.arm)]
     paths = sorted(found, key=lambda path: order.index(path.partition(".")[0]))
     rows = [(path, *map(brief, found[path])) for path in paths]
     if not rows:

@@ -44,6 +44,7 @@ from harness.conformance.invariance import (
 )
 from harness.conformance.shapes import check_shapes
 from harness.errors import InputError
+from harness.external.arm import ExternalArm
 
 __all__ = ["CHECKS", "Finding", "Outcome", "Report", "check_arm", "run_check"]
 
@@ -94,6 +95,8 @@ def check_arm(arm: Arm) -> Report:
         for name, check in CHECKS.items():
             if broken and name not in STATIC:
                 verdict = not_applicable("not run, as shapes failed")
+            elif isinstance(arm, ExternalArm) and name not in STATIC:
+                verdict = not_applicable(f"{arm.loop.trainer} computes it, and not the parts")
             else:
                 verdict = run_check(check, arm)
             findings.append(Finding(name, verdict.outcome, verdict.detail))

@@ -7,13 +7,13 @@ from importlib.util import find_spec
 from itertools import pairwise
 
 from harness.errors import counted
+from harness.knobs import is_thin
 from harness.plan.speed import wants_gpu
 from harness.plan.value import SMALL_P, ArmPlan, Plan
 from harness.spec.schema import ExperimentSpec
 
 FEW_STEPS = 10
 FEW_PROBLEMS = 100
-FEW_TRIALS_PER_KNOB = 2
 MANY_PASSES = 3.0
 LONG_WARMUP = 0.25
 
@@ -104,7 +104,7 @@ def _tuning(spec: ExperimentSpec, plan: Plan) -> Iterator[str]:
         dimensions = len(arm.space)
         if dimensions:
             spaces.setdefault(str(dimensions), []).append(arm)
-        if dimensions and spec.tuning.trials < FEW_TRIALS_PER_KNOB * dimensions:
+        if is_thin(spec.tuning.trials, dimensions):
             yield (
                 f"arm {arm.name}: {counted(spec.tuning.trials, 'trial')} for "
                 f"{counted(dimensions, 'dimension')} ({', '.join(arm.space)}); the search is thin"

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.errors import counted
+from harness.knobs import FEW_TRIALS_PER_KNOB, is_thin
 from harness.report.load import MANY, Experiment
 from harness.report.scores import AVG, TestScores, paired
 from harness.report.stats import Difference, Estimate
-from harness.report.table_design import parts_of
+from harness.report.table_design import parts_of, searched
 from harness.report.table_spent import (
     kl_to_base,
+    late_mean,
     mean_of_steps,
     outcome_counts,
     training_steps,
@@ -24,7 +26,7 @@ MOSTLY_FLAT = 0.8
 MUCH_TRUNCATED = 0.2
 OVERSPENT = 0.03
 LARGE_KL = 10.0  # nats a completion: the base would hardly ever write what the policy writes
-WEAK_CRITIC = 0.25
+WEAK_CRITIC = 0.2  # of the variance of returns, over the last half of training
 RARELY_CLIPPED = 0.005  # of tokens
 ENOUGH_TRIED = 4  # of fewer values, most are at an edge
 ALPHA = 0.05
@@ -101,6 +103,7 @@ def notices(experiment: Experiment, scores: Sequence[TestScores]) -> list[str]:
         *_overspent(experiment),
         *_by_arm(experiment),
         *_clips(experiment),
+        *_thin(experiment),
         *_edges(experiment),
         *_graders(experiment),
         *_placebo(experiment, scores),
@@ -175,7 +178,7 @@ def _by_arm(experiment: Experiment) -> Iterator[str]:
         cut, _ = mean_of_steps(experiment, arm, "truncated_share")
         if cut is not None and cut > MUCH_TRUNCATED:
             found.setdefault(_CUT, {})[arm] = cut
-        explained, _ = mean_of_steps(experiment, arm, "explained_variance")
+        explained = late_mean(experiment, arm, "explained_variance")
         if explained is not None and explained < WEAK_CRITIC:
             found.setdefault(_WEAK if explained >= 0 else _WORSE, {})[arm] = explained
         kl = kl_to_base(experiment, arm)
@@ -211,12 +214,12 @@ _CUT = _Kind(
     "measure that limit.",
 )  # fmt: skip
 _WEAK = _Kind(
-    "the critic explained ", _whole_percent, " of the variance of returns; so weak a critic gives "
-    "the arm little of what sets it apart.",
+    "the critic explained ", _whole_percent, " of the variance of returns over the last half of "
+    "training; so weak a critic gives the arm little of what sets it apart.",
 )  # fmt: skip
 _WORSE = _Kind(
-    "the critic's explained variance averaged ", lambda v: fixed(v, 2), "; below 0 it predicts "
-    "worse than a constant, so its baseline adds noise.",
+    "the critic's explained variance averaged ", lambda v: fixed(v, 2), " over the last half of "
+    "training; below 0 it predicts worse than a constant, so its baseline adds noise.",
 )  # fmt: skip
 _FAR = _Kind(
     "the final policy is ", fixed, " nats a completion from the base, a large distance; look at "
@@ -250,6 +253,21 @@ def _clips(experiment: Experiment) -> Iterator[str]:
                 f"{percent(max(shares), 2)} % of tokens on either side: little of a difference "
                 "between them can come from it."
             )
+
+
+def _thin(experiment: Experiment) -> Iterator[str]:
+    """Arms whose tuning had few trials for the numbers that it searched."""
+    tuning = experiment.spec.get("tuning")
+    if not tuning:
+        return
+    found = {arm: len(searched(experiment, arm) or ()) for arm in experiment.arms}
+    thin = {arm: knobs for arm, knobs in found.items() if is_thin(tuning["trials"], knobs)}
+    if thin:
+        yield (
+            f"The search is thin: {counted(tuning['trials'], 'trial')} an arm, fewer than "
+            f"{FEW_TRIALS_PER_KNOB} for each knob that was searched (knobs: {_listed(thin, str)}); "
+            "these arms may well have better settings that were never tried."
+        )
 
 
 def _edges(experiment: Experiment) -> Iterator[str]:

@@ -10,6 +10,7 @@ from harness.report.load import Cell, Experiment
 from harness.report.tables import NOTHING, Table, percent, setting
 
 _HEAD = ("part", "version")
+_KL_COEF = "kl.kl_coef"
 
 
 def design_tables(experiment: Experiment) -> list[Table]:
@@ -29,6 +30,7 @@ def arms_table(experiment: Experiment) -> Table:
     tuned = {arm: set(chosen_settings(experiment, arm)) for arm in arms}
     paths = sorted({path for found in leaves.values() for path in found})
     reference = leaves[experiment.baseline]
+    other_penalty = {arm for arm in arms if _other_penalty(experiment, arm)}
     rows, records = [], []
     for path in paths:
         row = [path]
@@ -36,19 +38,40 @@ def arms_table(experiment: Experiment) -> Table:
             value = leaves[arm].get(path, NOTHING)
             differs = value != reference.get(path, NOTHING)
             knob = " (tuned)" if path in tuned[arm] else ""
-            row.append(f"{'≠ ' if differs else ''}{value}{knob}")
-            records.append({"part": path, "arm": arm, "value": value, "differs": differs})
+            foreign = path == _KL_COEF and arm in other_penalty
+            row.append(f"{'≠ ' if differs else ''}{value}{knob}{' †' if foreign else ''}")
+            records.append(
+                {"part": path, "arm": arm, "value": value, "differs": differs}
+                | {"comparable": not foreign}
+            )
         rows.append(row)
     return Table(
         name="arms",
         title="The arms, part by part",
         note=f"As run after tuning. ≠ marks what differs from {experiment.baseline}; "
-        f"{NOTHING}: the arm has no such field. All else is pinned: see the controls.",
+        f"{NOTHING}: the arm has no such field. All else is pinned: see the controls."
+        + _penalty_note(experiment, other_penalty),
         columns=("part", *arms),
         rows=rows,
         records=records,
         labels=1 + len(arms),
         sources=[c.folder for arm in arms for c in experiment.seed_cells(arm, done=False)[:1]],
+    )
+
+
+def _other_penalty(experiment: Experiment, arm: str) -> bool:
+    """Whether an arm's KL coefficient weighs another kind of penalty than the baseline's."""
+    mine, its = (parts_of(experiment, a).get("kl") or {} for a in (arm, experiment.baseline))
+    both = "kl_coef" in mine and "kl_coef" in its
+    return both and any(mine.get(key) != its.get(key) for key in ("part", "module"))
+
+
+def _penalty_note(experiment: Experiment, arms: set[str]) -> str:
+    if not arms:
+        return ""
+    return (
+        f" † weighs another penalty than {experiment.baseline}'s kl_coef: the two numbers are not "
+        "comparable; compare the KL to the base at the end of training."
     )
 
 
@@ -210,10 +233,15 @@ def _effort(experiment: Experiment) -> str:
 def _knob_counts(experiment: Experiment) -> str:
     counts = []
     for arm in experiment.arms:
-        begun = [c for c in experiment.trial_cells(arm) if c.run]
-        knobs = {k for c in begun for k in c.run.get("settings", {})}
-        counts.append(f"{arm} {len(knobs) if begun else 'not begun'}")
+        knobs = searched(experiment, arm)
+        counts.append(f"{arm} {'not begun' if knobs is None else len(knobs)}")
     return f"Knobs tuned: {', '.join(counts)}; more knobs at equal trials is a handicap."
+
+
+def searched(experiment: Experiment, arm: str) -> set[str] | None:
+    """What an arm's trials set, by path; None before any has begun."""
+    begun = [c for c in experiment.trial_cells(arm) if c.run]
+    return {k for c in begun for k in c.run.get("settings", {})} if begun else None
 
 
 def chosen_trial(trials: list[Cell], chosen: Mapping[str, Any]) -> int | None:

@@ -179,6 +179,17 @@ def mean_of_steps(experiment: Experiment, arm: str, key: str) -> tuple[float | N
     return _mean(wholes), _mean(lasts)
 
 
+def late_mean(experiment: Experiment, arm: str, key: str) -> float | None:
+    """A diagnostic's mean over the last half of the training steps, over finished seeds."""
+    means = []
+    for cell in experiment.seed_cells(arm):
+        steps = training_steps(cell)
+        values = [s[key] for s in steps[len(steps) // 2 :] if s.get(key) is not None]
+        if values:
+            means.append(float(np.mean(values)))
+    return _mean(means)
+
+
 def training_steps(cell: Cell) -> list[Mapping[str, Any]]:
     """The steps in which the policy moved."""
     return [s for s in cell.steps if s.get("phase", "train") == "train"]

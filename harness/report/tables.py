@@ -29,6 +29,7 @@ _LATEX = {
     "−": "$-$",
     "→": r"$\to$",
     "±": r"$\pm$",
+    "†": r"\dag{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
 }

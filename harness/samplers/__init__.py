@@ -6,6 +6,8 @@ from torch import nn
 
 from harness.arm import Arm
 from harness.errors import InputError
+from harness.external.arm import ExternalArm
+from harness.external.settings import check_external
 from harness.models import Base
 from harness.samplers.hf import HFSampler
 from harness.samplers.sampler import Sampler
@@ -16,8 +18,11 @@ def check_engine(spec: ExperimentSpec, arm: Arm) -> None:
     """Refuse what the engine cannot do for this arm.
 
     Raises:
-        InputError: the arm feeds mixed embeddings, and the engine takes tokens alone.
+        InputError: the arm feeds mixed embeddings, and the engine takes tokens alone; or another
+            trainer trains the arm, and cannot in this experiment.
     """
+    if isinstance(arm, ExternalArm):
+        check_external(arm, spec)
     if arm.sampling.mixing is not None and spec.sampling.engine == "vllm":
         raise InputError(
             f"arm {arm.name!r} feeds mixed embeddings while sampling, and sampling.engine vllm "
