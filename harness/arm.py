@@ -21,6 +21,7 @@ from harness.parts.exclude import Exclude
 from harness.parts.imitate import Imitate
 from harness.parts.kl import KL
 from harness.parts.ratio import Ratio
+from harness.parts.reward import GoldReward
 from harness.parts.sampling import Sampling
 from harness.parts.scale import Scale
 from harness.parts.shaping import Shaping
@@ -37,13 +38,14 @@ KINDS: dict[str, type] = {
     "clip": Clip,
     "aggregate": Aggregate,
     "imitate": Imitate,
+    "reward": GoldReward,
 }
-OPTIONAL = ("exclude", "scale", "imitate")
+OPTIONAL = ("exclude", "scale", "imitate", "reward")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """Eleven parts, each saying one thing that the algorithm does; all else is the experiment's.
+    """Twelve parts, each saying one thing that the algorithm does; all else is the experiment's.
 
     Attributes:
         name: what the spec, the tables and the plots call it.
@@ -58,6 +60,7 @@ class Arm:
         clip: ratio, advantage -> surrogate objective.
         aggregate: each token's share of the loss.
         imitate: a likelihood term on good completions beside the surrogate; None for none.
+        reward: whose scores it trains on; None for those of the experiment.
 
     Raises:
         InputError: a part of the wrong kind, or parts that do not go together.
@@ -75,6 +78,7 @@ class Arm:
     clip: Clip
     aggregate: Aggregate
     imitate: Imitate | None = None
+    reward: GoldReward | None = None
 
     def __post_init__(self) -> None:
         for name, kind in KINDS.items():
@@ -315,8 +319,10 @@ def parts(arm: Arm) -> dict[str, Any]:
     """The arm's parts as plain JSON: what is compared, hashed and printed.
 
     A subclass of ``Arm`` may change the mathematics itself, so its name is among them, and the
-    fields that it adds.
+    fields that it adds. ``reward`` is among them where it is not the experiment's.
     """
     names = (f.name for f in dataclasses.fields(arm) if f.name not in _LABELS)
     found = {name: tree(getattr(arm, name)) for name in names}
+    if arm.reward is None:
+        del found["reward"]
     return found if type(arm) is Arm else found | {"arm": type(arm).__name__}

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.cost.flops import Generation
+from harness.cost.flops import Generation, Lengths
 from harness.errors import CellError
 from harness.identity import stream_seed
 from harness.loop import Loop
+from harness.rewards.learned import learned_record
 from harness.rewards.maths import Verdict
 from harness.rewards.steps import steps_record
 from harness.samplers.sampler import Drawn
@@ -25,7 +26,7 @@ def collect(loop: Loop, record: dict[str, Any]) -> Rollout | None:
     wanted = sampling.prompts_per_step * sampling.completions_per_prompt // size
     kept: list[Rollout] = []
     seen: list[Rollout] = []
-    outcomes: Counter[str] = Counter()
+    judgements: list[Verdict] = []
     stream: dict[str, str] = {}
     drawn_before = loop.progress.cursor
     rounds = getattr(arm.sampling, "max_rounds", 1) if arm.sampling.resamples else 1
@@ -34,7 +35,7 @@ def collect(loop: Loop, record: dict[str, Any]) -> Rollout | None:
         if missing <= 0 or (round_ > 0 and loop.finished):
             break
         rollout, verdicts = _draw(loop, missing, size, round_, stream)
-        outcomes.update(v.outcome.value for v in verdicts)
+        judgements += verdicts
         seen.append(rollout)
         keep = arm.sampling.keep(rollout.correct, rollout.group)
         if keep.any():
@@ -48,11 +49,12 @@ def collect(loop: Loop, record: dict[str, Any]) -> Rollout | None:
             "cursor": loop.progress.cursor,
             "stream": stream,
         },
-        "outcomes": dict(outcomes),
+        "outcomes": dict(Counter(v.outcome.value for v in judgements)),
         "dropped": {"groups": dropped // size, "completions": dropped},
         "used": used,
         "completions_per_prompt": size,
     }
+    record |= learned_record(judgements)
     return join(kept) if kept else None
 
 
@@ -96,6 +98,9 @@ def judged(
     lengths = drawn.mask.sum(1).tolist()
     drawing = Generation.of(prompt_lengths, lengths, shared_by=size, searched=drawn.searched)
     loop.ledger.charge_generation("policy", drawing)
+    if "reward_model" in loop.ledger.shapes:
+        read = Lengths.of(p + c for p, c in zip(prompt_lengths, lengths, strict=True))
+        loop.ledger.charge_score("reward_model", read, read.tokens)  # its head runs everywhere
     loop.ledger.charge(
         prompts=len(indices),
         completions=len(rows),

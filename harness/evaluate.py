@@ -13,6 +13,7 @@ from torch import Tensor
 from harness.data import PromptSet
 from harness.identity import stream_seed
 from harness.models import Policy, Reference, scored
+from harness.rewards.learned import SCORE_DIGITS, LearnedGrader, ScoredVerdict
 from harness.rewards.maths import MathGrader, Verdict
 from harness.samplers.sampler import Decoding, Drawn, Sampler
 from harness.types import Rollout
@@ -44,7 +45,7 @@ def evaluate(
     problems: PromptSet,
     protocol: Protocol,
     sampler: Sampler,
-    grader: MathGrader,
+    grader: MathGrader | LearnedGrader,
     divergence: Divergence | None,
 ) -> Evaluated:
     """Draw ``protocol.samples`` completions of each problem, and a greedy one.
@@ -71,6 +72,7 @@ def evaluate(
         rows.append(
             {"id": problem.id, "level": problem.level, "subject": problem.subject}
             | count(verdicts[at])
+            | both_scores(verdicts[at])
             | {
                 "greedy": greedy[i] if greedy is not None else None,
                 "length_mean": sum(lengths[at]) / protocol.samples,
@@ -80,6 +82,7 @@ def evaluate(
         samples += [
             {"problem": problem.id, "question": problem.question, "gold": problem.answer,
              "completion": text, "outcome": verdict.outcome.value, "extracted": verdict.extracted}
+            | _scores(verdict)
             for text, verdict in zip(drawn.texts[at][:4], verdicts[at][:4], strict=True)
         ]  # fmt: skip
     record = {
@@ -109,9 +112,30 @@ def count(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     }
 
 
-def _grade(grader: MathGrader, problems: PromptSet, drawn: Drawn, samples: int) -> list[Verdict]:
+def both_scores(verdicts: Sequence[Verdict]) -> dict[str, list[float]]:
+    """Gold and proxy score of each sample, in order; nothing under a plain verdict."""
+    scored = [v for v in verdicts if isinstance(v, ScoredVerdict)]
+    if not scored:
+        return {}
+    return {
+        "gold": [v.gold for v in scored],
+        "proxy": [round(v.proxy, SCORE_DIGITS) for v in scored],
+    }
+
+
+def _grade(
+    grader: MathGrader | LearnedGrader, problems: PromptSet, drawn: Drawn, samples: int
+) -> Sequence[Verdict]:
+    if isinstance(grader, LearnedGrader):
+        return grader.assess([p for p in problems.problems for _ in range(samples)], drawn)
     golds = [p.answer for p in problems.problems for _ in range(samples)]
     return grader.grade(golds, drawn.texts, drawn.finished.tolist())
+
+
+def _scores(verdict: Verdict) -> dict[str, float]:
+    if not isinstance(verdict, ScoredVerdict):
+        return {}
+    return {"gold_score": verdict.gold, "proxy_score": verdict.proxy}
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from harness.parts.kl import AdaptiveKL, KLInLoss, KLInReward, NoKL, Refresh
 from harness.parts.mixing import NeighbourMixing
 from harness.parts.process import ProcessSupervision
 from harness.parts.ratio import NoRatio, ProductRatio, SequenceRatio, TokenRatio
+from harness.parts.reward import GoldReward
 from harness.parts.sampling import DynamicSampling, FixedGroups
 from harness.parts.scale import BatchStd, GroupStd, Whiten
 from harness.parts.shaping import OverlongPenalty, SignedScore, UnfinishedPenalty
@@ -69,6 +70,8 @@ def axes_of(arm: Arm) -> dict[str, str]:
         "shaping": " + ".join(map(label, arm.shaping)) or NONE,
         "imitate": label(arm.imitate),
     }
+    if arm.reward is not None:
+        row["reward"] = label(arm.reward)
     if isinstance(arm, ExternalArm):
         row["loop"] = label(arm.loop)
     return row if type(arm) is Arm else row | {"arm": type(arm).__name__}
@@ -250,6 +253,7 @@ LABELS: dict[type, tuple[Callable[[Any], str], tuple[str, ...]]] = {
     OverlongPenalty: (lambda part: f"overlong {part.cache_share:g}", ("cache_share",)),
     UnfinishedPenalty: (_cut, ("value", "replace")),
     Imitate: (lambda part: f"NLL {part.coef:g}", ("coef",)),
+    GoldReward: (_is("gold"), ()),
     TRLLoop: (_loop, ("trainer", "sampler", "library")),
 }
 

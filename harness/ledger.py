@@ -67,6 +67,13 @@ class Ledger:
 
     def charge_score(self, role: str, lengths: Lengths, head_tokens: int) -> None:
         key = f"{role}/score"
+        before = self.lengths.get(key)
+        if before is not None:  # a reward model scores every sampling round of a step
+            scored = Lengths(**before["lengths"]) + lengths
+            head = before["head_tokens"] + head_tokens
+            self.lengths[key] = {"lengths": asdict(scored), "head_tokens": head}
+            self._spend(key, forward(self.shapes[role], lengths, head_tokens, self.convention))
+            return
         self.lengths[key] = {"lengths": asdict(lengths), "head_tokens": head_tokens}
         self._spend(key, forward(self.shapes[role], lengths, head_tokens, self.convention))
 

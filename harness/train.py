@@ -110,6 +110,8 @@ def credited(loop: Loop, experience: Experience, record: dict[str, Any], warmup:
         warmup=warmup,
     )
     record |= _credit_record(batch)
+    if "gold_mean" in record:  # what is right is then relative to the group
+        record["accuracy"] = None
     if record["kl_to_reference"] is not None:
         loop.progress.kl_coef = loop.arm.kl.next_coef(
             loop.progress.kl_coef, record["kl_to_reference"], len(batch)

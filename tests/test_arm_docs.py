@@ -26,6 +26,7 @@ METHODS = {
     "KL": ["in_reward", "in_loss", "next_coef"],
     "Advantage": ["__call__", "assign"],
     "Imitate": ["weights"],
+    "GoldReward": [],
 }
 
 

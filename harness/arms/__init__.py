@@ -16,6 +16,7 @@ from harness.arms.dppo import DPPO_KL, DPPO_TOPK_TV, DPPO_TV
 from harness.arms.dr_grpo import DR_GRPO
 from harness.arms.external import TRL_GRPO_TRAINER, TRL_RLOO_TRAINER
 from harness.arms.filtered import GRPO_FILTERED, LITE_PPO
+from harness.arms.gold import GRPO_GOLD, PPO_GOLD
 from harness.arms.grpo import GRPO, GRPO_CLIP_HIGHER
 from harness.arms.gspo import GSPO
 from harness.arms.iterative import GRPO_ITERATIVE
@@ -68,7 +69,8 @@ ARMS: dict[str, Arm] = {
 }
 
 EXTERNAL: dict[str, Arm] = {arm.name: arm for arm in (TRL_GRPO_TRAINER, TRL_RLOO_TRAINER)}
-BUILT_IN = ARMS | RUNGS | EXTERNAL
+GOLD: dict[str, Arm] = {arm.name: arm for arm in (PPO_GOLD, GRPO_GOLD)}
+BUILT_IN = ARMS | RUNGS | EXTERNAL | GOLD
 ENTRY_POINTS = "harness.arms"
 CONTROLS = ("base", "placebo")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")

@@ -12,6 +12,7 @@ from harness.certificate.finding import MISSING, Violation, violation
 from harness.certificate.records import Prompts, Spent, Step
 from harness.errors import counted
 
+LEARNED_TOLERANCE = 1e-5  # two float32 means of scores of unit variance
 ZERO = Spent(
     prompts=0, completions=0, prompt_tokens=0, completion_tokens=0, tokens=0, updates=0,
     reward_calls=0, flops=0.0,
@@ -127,6 +128,9 @@ def _scores(cell: Cell, line: int, step: Step, size: int, design: Design) -> Ite
     if not step.used:
         return
     key = f"steps.jsonl line {line}"
+    if design.learned:
+        yield from _learned(cell, key, step, design)
+        return
     if step.accuracy is None or step.score_mean is None:
         yield violation(
             MISSING, cell.id, f"{key}: accuracy, score_mean", "numbers",
@@ -153,6 +157,27 @@ def _scores(cell: Cell, line: int, step: Step, size: int, design: Design) -> Ite
         yield violation(
             "graded", cell.id, f"{key}: score_mean", [low, high], step.score_mean,
             "the mean score is not what the pinned reward gives for this accuracy",
+        )  # fmt: skip
+
+
+def _learned(cell: Cell, key: str, step: Step, design: Design) -> Iterator[Violation]:
+    """Both rewards are recorded, and the score is the one that the arm declares."""
+    means = {name: getattr(step, name) for name in ("gold_mean", "proxy_mean", "score_mean")}
+    for name, found in means.items():
+        if found is None:
+            yield violation(
+                MISSING, cell.id, f"{key}: {name}", "a number", None,
+                "what the completions scored under both rewards is not recorded",
+            )  # fmt: skip
+    told = design.locked_parts(cell).get("reward")
+    if told or step.dropped.completions or None in means.values():
+        return  # the gold score is put on another scale; dropped completions are in one mean only
+    assert step.score_mean is not None
+    assert step.proxy_mean is not None
+    if not close(step.score_mean, step.proxy_mean, SCORE_TOLERANCE, LEARNED_TOLERANCE):
+        yield violation(
+            "graded", cell.id, f"{key}: score_mean", step.proxy_mean, step.score_mean,
+            "the mean score is not that of the reward model",
         )  # fmt: skip
 
 

@@ -166,6 +166,25 @@ def _problems(
         )  # fmt: skip
     for problem in line.problems:
         yield from _counts(cell, key, problem, line)
+        if design.spec.reward.learned is not None:
+            yield from _both_scores(cell, key, problem, design.spec.reward.learned.success)
+
+
+def _both_scores(cell: Cell, key: str, problem: Problem, success: float) -> Iterator[Violation]:
+    """Each sample has both scores, and is right where its gold score says so."""
+    for name, scores in (("gold", problem.gold), ("proxy", problem.proxy)):
+        if scores is None or len(scores) != problem.n:
+            yield violation(
+                "evaluation", cell.id, f"{key}: problems[{problem.id}].{name}",
+                f"{problem.n} scores", None if scores is None else len(scores),
+                "a sample has no score of its own",
+            )  # fmt: skip
+    right = sum(score >= success for score in problem.gold or ())
+    if problem.gold is not None and right != problem.correct:
+        yield violation(
+            "evaluation", cell.id, f"{key}: problems[{problem.id}].correct", right, problem.correct,
+            "right samples are not those whose gold score reaches success",
+        )  # fmt: skip
 
 
 def _counts(cell: Cell, key: str, problem: Problem, line: Evaluation) -> Iterator[Violation]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.certificate.checks_consumption import before_and_after
 from harness.certificate.compare import FLOPS_TOLERANCE, close
-from harness.certificate.design import Design, models_beside_the_policy
+from harness.certificate.design import REWARD_MODEL, Design
 from harness.certificate.evidence import Cell, Evidence
 from harness.certificate.finding import MISSING, Violation, violation
 from harness.certificate.records import Run, Spent, Step
@@ -42,6 +42,7 @@ def _shapes(run: Run) -> dict[str, ModelShape]:
         "policy": run.shapes.policy,
         "critic": run.shapes.critic,
         "reference": run.shapes.reference,
+        REWARD_MODEL: run.shapes.reward_model,
     }
     return {role: shape_from(record) for role, record in records.items() if record is not None}
 
@@ -57,7 +58,7 @@ def _step(
     design: Design,
 ) -> Iterator[Violation]:
     key = f"steps.jsonl line {line}"
-    needed = needed_charges(step, design.locked_parts(cell))
+    needed = needed_charges(step, design.models_of(cell))
     if set(step.lengths) != needed:
         yield violation(
             "flops", cell.id, f"{key}: lengths", sorted(needed), sorted(step.lengths),
@@ -76,17 +77,22 @@ def _step(
     yield from _lengths(cell, key, before, step, run, design)
 
 
-def needed_charges(step: Step, parts: Mapping[str, Any]) -> set[str]:
-    """The roles and phases that a step of an arm cannot do without."""
+def needed_charges(step: Step, models: set[str]) -> set[str]:
+    """The roles and phases that a step cannot do without, with these models beside the policy."""
     needed = {"policy/generate"}
+    if REWARD_MODEL in models:
+        needed.add(_REWARDED)  # dropped completions too
     if not step.used:
         return needed
     needed.add("policy/score")
     if step.phase == "train":
         needed.add("policy/train")
-    for role in models_beside_the_policy(parts):
+    for role in models - {REWARD_MODEL}:
         needed |= {"critic/score", "critic/train"} if role == "critic" else {f"{role}/score"}
     return needed
+
+
+_REWARDED = f"{REWARD_MODEL}/score"
 
 
 def _lengths(
@@ -117,8 +123,39 @@ def _lengths(
             f"{min(mixed, 1)} to {mixed}", drawn.searched,
             "each input that was mixed has an anchor, and each anchor is searched for once a draw",
         )  # fmt: skip
+    if _REWARDED in step.lengths:
+        yield from _rewarded(cell, key, step, drawn, design.group_size(cell, run))
     if step.used:
         yield from _scored(cell, key, step, drawn, run, design)
+
+
+def _rewarded(
+    cell: Cell, key: str, step: Step, drawn: Generation, size: int
+) -> Iterator[Violation]:
+    """The reward model read every completion that was sampled, and its head every token."""
+    record = step.lengths[_REWARDED]
+    lengths = Lengths(**record["lengths"])
+    tokens = size * drawn.prefill.tokens + drawn.sampled
+    for name, expected, found in (
+        ("lengths.sequences", size * drawn.prefill.sequences, lengths.sequences),
+        ("lengths.tokens", tokens, lengths.tokens),
+        ("lengths.squared", _squared(drawn, size), lengths.squared),
+        ("head_tokens", tokens, record["head_tokens"]),
+    ):
+        if expected != found:
+            yield violation(
+                "flops", cell.id, f"{key}: lengths.{_REWARDED}.{name}", expected, found,
+                "what the reward model scored is not what was sampled",
+            )  # fmt: skip
+
+
+def _squared(drawn: Generation, size: int) -> int:
+    """Of whole sequences: with p and c of each row, contexts = sum p (c - 1) + c (c - 1) / 2."""
+    return (
+        2 * drawn.contexts
+        + drawn.sampled
+        + size * (drawn.prefill.squared + 2 * drawn.prefill.tokens)
+    )
 
 
 def _scored(
@@ -126,7 +163,7 @@ def _scored(
 ) -> Iterator[Violation]:
     """What is scored and trained on is what was used, for every role alike."""
     size = design.group_size(cell, run)
-    records = {k: v for k, v in step.lengths.items() if k != "policy/generate"}
+    records = {k: v for k, v in step.lengths.items() if k not in ("policy/generate", _REWARDED)}
     sums = {k: (Lengths(**v["lengths"]), v["head_tokens"]) for k, v in records.items()}
     one = sums["policy/score"]
     for name, found in sums.items():
@@ -151,12 +188,7 @@ def _scored(
     ]  # fmt: skip
     if not dropped:
         tokens = size * drawn.prefill.tokens + drawn.sampled
-        # From the lengths p and c of each row: contexts = sum p (c - 1) + c (c - 1) / 2.
-        squared = (
-            2 * drawn.contexts
-            + drawn.sampled
-            + size * (drawn.prefill.squared + 2 * drawn.prefill.tokens)
-        )
+        squared = _squared(drawn, size)
         rules += [
             ("lengths.tokens", tokens, lengths.tokens, lengths.tokens == tokens),
             ("lengths.squared", squared, lengths.squared, lengths.squared == squared),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.certificate.compare import ABSENT, equal, leaves_that_differ, look_up
-from harness.certificate.design import Design, models_beside_the_policy
+from harness.certificate.design import REWARD_MODEL, Design
 from harness.certificate.evidence import BASE, Cell, Evidence
 from harness.certificate.finding import MISSING, Violation, violation
 from harness.certificate.records import Run
@@ -68,6 +68,7 @@ def _budget_fields(cell: Cell, run: Run, design: Design) -> Iterator[Violation]:
 def _shapes(evidence: Evidence, design: Design) -> Iterator[Violation]:
     """All cells train one model, and critic and reference have its trunk: FLOPs follow from it."""
     first: tuple[Cell, Any] | None = None
+    rewarded: list[tuple[Cell, Any]] = []
     for cell, run, _ in evidence.trained():
         try:
             policy = shape_from(run.shapes.policy or {})
@@ -89,7 +90,9 @@ def _shapes(evidence: Evidence, design: Design) -> Iterator[Violation]:
                 "pinned", (first[0].id, cell.id), f"run.json: shapes.policy.{path}",
                 expected, found, "two cells train models of different shape",
             )  # fmt: skip
-        needed = models_beside_the_policy(design.locked_parts(cell))
+        needed = design.models_of(cell)
+        yield from _reward_model(cell, run, needed, rewarded)
+        needed -= {REWARD_MODEL}
         for role, shape in others.items():
             if (shape is not None) != (role in needed):
                 yield violation(
@@ -109,6 +112,26 @@ def _shapes(evidence: Evidence, design: Design) -> Iterator[Violation]:
                     "pinned", cell.id, f"run.json: shapes.{role}", run.shapes.policy,
                     getattr(run.shapes, role), f"the {role} has another trunk than the policy",
                 )  # fmt: skip
+
+
+def _reward_model(
+    cell: Cell, run: Run, needed: set[str], rewarded: list[tuple[Cell, Any]]
+) -> Iterator[Violation]:
+    """Every arm that trains on scores of a reward model pays for the same one."""
+    shape = run.shapes.reward_model
+    if (shape is not None) != (REWARD_MODEL in needed):
+        yield violation(
+            "pinned", cell.id, "run.json: shapes.reward_model", REWARD_MODEL in needed,
+            shape is not None, "the arm needs a reward model and has none, or does not need one",
+        )  # fmt: skip
+    if shape is None:
+        return
+    rewarded.append((cell, shape))
+    for path, expected, found in leaves_that_differ(rewarded[0][1], shape):
+        yield violation(
+            "pinned", (rewarded[0][0].id, cell.id), f"run.json: shapes.reward_model.{path}",
+            expected, found, "two cells were scored by reward models of different shape",
+        )  # fmt: skip
 
 
 _FREE = (

@@ -61,7 +61,7 @@ def check_effective(evidence: Evidence, design: Design) -> Iterator[Violation]:
                 done = {"learning_rate": policy_updates, "critic_learning_rate": before.updates}
                 yield from _rates(cell, key, step.effective, done, share, run, design, parts)
                 yield from _weights(cell, key, step.effective, parts)
-                yield from _measured(cell, key, step, parts)
+                yield from _measured(cell, key, step, parts, design.learned)
                 yield from _loss(cell, key, step, run, parts, design)
             charged = step.flops
             policy_updates += updates if step.phase == "train" else 0
@@ -279,9 +279,11 @@ def divergence(p: float, q: float) -> float:
     return heads + tails
 
 
-def _measured(cell: Cell, key: str, step: Step, parts: Mapping[str, Any]) -> Iterator[Violation]:
+def _measured(
+    cell: Cell, key: str, step: Step, parts: Mapping[str, Any], learned: bool
+) -> Iterator[Violation]:
     """What applies to this step is there."""
-    needed = ["accuracy", "score_mean", "reward_mean"]
+    needed = ["score_mean", "reward_mean"] + ([] if learned else ["accuracy"])
     needed += [] if samples_itself(parts) else ["engine_gap"]
     if step.phase == "train":
         needed += ["policy_loss", "clip_fraction_high", "clip_fraction_low", "grad_norm"]

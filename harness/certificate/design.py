@@ -152,6 +152,17 @@ class Design:
         """The parts that a cell must have run: the locked ones with its settings applied."""
         return with_settings(self.locked_parts(cell), self.own_settings(run))
 
+    @property
+    def learned(self) -> bool:
+        """Whether scores come from a reward model."""
+        return self.spec.reward.learned is not None
+
+    def models_of(self, cell: Cell) -> set[str]:
+        """The roles that a cell needs beside the policy."""
+        parts = self.locked_parts(cell)
+        scores = {REWARD_MODEL} if self.learned and not parts.get("reward") else set()
+        return models_beside_the_policy(parts) | scores
+
     def group_size(self, cell: Cell, run: Run) -> int:
         """Completions per prompt: the arm's own, or the control."""
         own = part(self.locked_parts(cell), "sampling").get("group_size")
@@ -165,6 +176,7 @@ class Design:
         return s.prompts_per_step * s.completions_per_prompt
 
 
+REWARD_MODEL = "reward_model"
 SHARED_HEAD = "SharedHead"  # values without a model of their own
 
 

@@ -55,6 +55,7 @@ class Shapes(Closed):
     policy: dict[str, Any] | None
     critic: dict[str, Any] | None = None
     reference: dict[str, Any] | None = None
+    reward_model: dict[str, Any] | None = None
 
 
 class Run(Closed):
@@ -135,6 +136,8 @@ class Step(Open):
     kl_coef: Number | None
     accuracy: Share | None = None
     score_mean: Number | None = None
+    gold_mean: Number | None = None  # of all sampled, under a learned reward
+    proxy_mean: Number | None = None
     reward_mean: Number | None = None
     kl_to_reference: Number | None = None
     reference_step: NonNegativeInt | None = None
@@ -182,6 +185,8 @@ class Problem(Open):
     greedy: bool | None
     length_mean: Amount
     truncated: NonNegativeInt
+    gold: list[Number] | None = None  # of each sample, under a learned reward
+    proxy: list[Number] | None = None
 
 
 class Distance(Open):

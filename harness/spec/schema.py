@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from harness.errors import InputError
 from harness.knobs import Range
+from harness.spec.reward import LearnedSpec
+from harness.spec.strict import Strict
 
 Unit = Literal["flops", "tokens", "completions", "updates", "seconds"]
-
-
-class Strict(BaseModel):
-    """Frozen, and refusing what it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class LoraSpec(Strict):
@@ -71,7 +67,7 @@ class DataSpec(Strict):
 class RewardSpec(Strict):
     """What a completion's verdict is worth."""
 
-    kind: Literal["maths"] = "maths"
+    kind: Literal["maths", "learned"] = "maths"
     answer_format: Literal["auto", "boxed", "gsm8k", "last_number", "marker"] = "auto"
     correct: float = Field(default=1.0, ge=-1e6, le=1e6)
     wrong: float = Field(default=0.0, ge=-1e6, le=1e6)
@@ -80,9 +76,13 @@ class RewardSpec(Strict):
     timeout_seconds: float = Field(default=5.0, gt=0)
     memory_mb: int = Field(default=1024, ge=64)
     workers: int = Field(default=1, ge=1)
+    # Left out of the dump where it is absent: specs without one keep their hash.
+    learned: LearnedSpec | None = Field(default=None, exclude_if=lambda found: found is None)
 
     @model_validator(mode="after")
     def _ordered(self) -> RewardSpec:
+        if (self.kind == "learned") != (self.learned is not None):
+            raise ValueError("kind learned and a section learned go together; give both or none")
         if self.correct <= self.wrong:
             raise ValueError(f"correct ({self.correct}) must be above wrong ({self.wrong})")
         return self

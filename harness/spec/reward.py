@@ -1,0 +1,61 @@
+"""What a learned reward is pinned by: its gold scorer, its preference data, its model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from harness.spec.strict import Strict
+
+
+class PreferenceSpec(Strict):
+    """Where pairs of a chosen and a rejected completion come from.
+
+    ``sampled``: two completions of the base for each prompt, and a label drawn from
+    P(the first is preferred) = sigmoid(label_scale (gold_1 - gold_2)) (Bradley and Terry).
+    ``local`` and ``hub``: a data set of pairs.
+    """
+
+    source: Literal["sampled", "local", "hub"] = "sampled"
+    pairs: int = Field(ge=1)  # to train on
+    heldout: int = Field(ge=1)  # to measure accuracy and calibration on
+    temperature: float = Field(default=1.0, gt=0)  # of the completions that are sampled
+    label_scale: float = Field(default=1.0, gt=0)
+    seed: int = 0
+    dataset: str | None = None
+    split: str = "train"
+    revision: str | None = None
+
+    @model_validator(mode="after")
+    def _named(self) -> PreferenceSpec:
+        if (self.source == "sampled") != (self.dataset is None):
+            raise ValueError(
+                f"source {self.source} "
+                + ("takes no dataset" if self.dataset else "needs a dataset; name one")
+            )
+        return self
+
+
+class RewardModelSpec(Strict):
+    """A reward model: the base (or another model) with a scalar head, fitted to preferences."""
+
+    init: str = "base"  # or a model's name or folder
+    revision: str | None = None
+    preferences: PreferenceSpec
+    epochs: int = Field(default=1, ge=1)
+    batch: int = Field(default=32, ge=1)  # pairs per optimizer step
+    learning_rate: float = Field(gt=0)
+    seed: int = 0
+
+
+class LearnedSpec(Strict):
+    """The gold reward, which only judges, and the model that arms train on.
+
+    ``success``: the gold score from which a completion counts as right.
+    """
+
+    gold: str
+    gold_model: str | None = None  # of a gold scorer that is a model itself: a name or folder
+    success: float
+    model: RewardModelSpec
