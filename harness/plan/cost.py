@@ -16,6 +16,7 @@ from harness.arm import Arm
 from harness.cost.flops import Generation, Lengths, forward, generate, train
 from harness.cost.shape import ModelShape
 from harness.ledger import convention
+from harness.plan.cards import find_architecture
 from harness.plan.lengths import PromptLengths
 from harness.spec.schema import ExperimentSpec
 
@@ -101,7 +102,18 @@ def shapes_of(spec: ExperimentSpec, arm: Arm, config: Mapping[str, Any]) -> dict
         shapes["critic"] = ModelShape.from_config(
             config, scalar_head=True, head_bias=True, **adapters
         )
+    if spec.reward.learned is not None and arm.reward is None:
+        own = config if spec.reward.learned.model.init == "base" else reward_config(spec)
+        shapes["reward_model"] = ModelShape.from_config(own, scalar_head=True, trained=False)
     return shapes
+
+
+def reward_config(spec: ExperimentSpec) -> Mapping[str, Any]:
+    """The configuration of a reward model that does not start from the base."""
+    assert spec.reward.learned is not None
+    start = spec.reward.learned.model
+    model = spec.model.model_copy(update={"name": start.init, "revision": start.revision})
+    return find_architecture(model).config
 
 
 def generation_of(
@@ -158,7 +170,11 @@ def step_amount(
     lengths, head = lengths_of(prompts, rows, completion), round(rows * completion)
     flops: Flops = {"policy/generate": generate(shapes["policy"], drawing, rule)}
     for role, shape in shapes.items():
-        flops[f"{role}/score"] = forward(shape, lengths, head, rule)
+        if role == "reward_model":  # reads whatever is drawn, with its head on every token
+            read = lengths_of(prompts, drawn, completion)
+            flops[f"{role}/score"] = forward(shape, read, read.tokens, rule)
+        else:
+            flops[f"{role}/score"] = forward(shape, lengths, head, rule)
     for role in ("policy", "critic"):
         if role in shapes and not (role == "policy" and warmup):
             flops[f"{role}/train"] = train(
