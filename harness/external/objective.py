@@ -53,11 +53,6 @@ def _checked(arm: Arm, said: Mapping[str, Any]) -> Arguments:
                 "take ratio=TokenRatio() and aggregate=TokenMean()"
             )
         return {"loss_type": "cispo"}
-    if isinstance(arm.ratio, SequenceRatio) and not isinstance(arm.aggregate, SequenceMean):
-        raise InputError(
-            f"arm {arm.name!r}: with a ratio of completions TRL's other averages weigh each by its "
-            "length; take aggregate=SequenceMean()"
-        )
     return {}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import IterableDataset
 from datasets.iterable_dataset import ExamplesIterable
 from huggingface_hub import constants
@@ -30,6 +31,8 @@ CLASSES = {
     "RLOOTrainer": (RLOOTrainer, RLOOConfig),
 }
 SEEDS = 2**32  # numpy takes no larger one
+# Rounding of log-probs in float32, or in half precision; absolute positions are far above both.
+POSITION_GAP = {True: 1e-3, False: 0.25}
 Completions = tuple[list[list[int]], list[list[int]]]  # token ids of prompts and completions
 
 
@@ -57,7 +60,8 @@ def build_trainer(
         draw: draws a rollout's completions in place of TRL, if it should not.
 
     Raises:
-        InputError: prompts that TRL reads otherwise, or an environment that changes its settings.
+        InputError: prompts or positions that TRL reads otherwise, or an environment that changes
+            its settings.
         CellError: a reference that is not the base.
     """
     constants.HF_HUB_DISABLE_TELEMETRY = True  # TRL reports each trainer to the hub otherwise
@@ -88,9 +92,14 @@ def build_trainer(
     trainer.remove_callback(PrinterCallback)
     if draw is not None:
         _draw_by(trainer, draw)
+    if "ref" in getattr(trainer.model, "peft_config", {}):
+        # TRL's copy of the adapters as they are now, which in a resumed run are trained ones;
+        # without it the reference is the model without adapters, the base.
+        trainer.model.delete_adapter("ref")
     if trainer.ref_model is not None and weights_sha256(trainer.ref_model) != base.model_sha256:
         raise CellError("the reference that TRL loaded is not the base model")
     _check_environment(trainer)
+    check_positions(base, arm)
     _check_prompts(trainer, loop.prompts.prompts, spec)
     return trainer
 
@@ -163,6 +172,27 @@ def _check_environment(trainer: Any) -> None:
         raise InputError(
             f"the environment gives accelerate mixed precision {found[0]!r} and {found[1]} "
             "processes; unset ACCELERATE_MIXED_PRECISION and what a distributed launcher sets"
+        )
+
+
+def check_positions(base: Base, arm: ExternalArm) -> None:
+    """TRL numbers positions from the left padding on; the model must see distances alone.
+
+    Raises:
+        InputError: log-probs depend on how much padding stands before a token.
+    """
+    model, width = base.model, 8
+    ids = torch.arange(width, device=model.device)[None] % model.config.vocab_size
+    mask = torch.cat([torch.zeros_like(ids), torch.ones_like(ids)], 1)
+    with torch.no_grad():
+        bare = model(ids, attention_mask=torch.ones_like(ids)).logits[0].float().log_softmax(1)
+        padded = model(torch.cat([ids, ids], 1), attention_mask=mask).logits[0, width:]
+    gap = float((padded.float().log_softmax(1) - bare).abs().max())
+    if gap > POSITION_GAP[model.dtype is torch.float32]:
+        raise InputError(
+            f"arm {arm.name!r}: TRL numbers positions from the padding on, and with it this "
+            f"model's log-probs change by {gap:.2g}; use a model with rotary positions, or take "
+            "the arm out"
         )
 
 
