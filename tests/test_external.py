@@ -26,7 +26,7 @@ from certificate_plants import forge, read
 from experiment_fixture import SPEC, contents, save_model, write_spec
 from tiny import double_model, tiny_base
 
-from harness.arm import parts
+from harness.arm import PARTS, parts
 from harness.arms import ARMS, EXTERNAL
 from harness.arms.grpo import GRPO
 from harness.cell import CellRun, run_cell
@@ -37,7 +37,7 @@ from harness.external import run as external_run
 from harness.external import settings as external_settings
 from harness.external import trainer as external_trainer
 from harness.external.arm import ExternalArm, TRLLoop
-from harness.external.objective import objective
+from harness.external.objective import CAN_BE, RULES, objective
 from harness.external.settings import arguments, batches, check_external
 from harness.job import Cell, Context
 from harness.lock import make_lock
@@ -117,6 +117,12 @@ TOLD: dict[str, tuple[ExternalArm, dict[str, Any]]] = {
 def test_parts_are_told_by_trls_names(name: str):
     arm, told = TOLD[name]
     assert objective(arm, arm.loop.trainer) == told
+
+
+def test_every_part_has_a_rule():
+    for trainer, rules in RULES.items():
+        assert set(rules) == set(PARTS), trainer
+        assert set(CAN_BE[trainer]) == set(PARTS) - {"reward"}, trainer  # nothing of it is refused
 
 
 REFUSED: dict[str, tuple[TRLLoop, dict[str, Any], str]] = {

@@ -18,7 +18,7 @@ from certificate_plants import forge
 from experiment_fixture import contents, save_model, write_spec
 from tiny import double_model, make_loop, ragged, tiny_base, weights
 
-import harness.cell
+import harness.train
 from harness.arm import Arm, parts
 from harness.arms.grpo import GRPO
 from harness.arms.iterative import GRPO_ITERATIVE
@@ -266,7 +266,7 @@ def test_a_run_killed_between_two_references_goes_on_to_the_same_bytes(
     whole, cut = (opened(model, tmp_path / n, runtime=runtime, **more) for n in ("whole", "cut"))
     cell = iterative(2)
     run_cell(whole, cell)
-    real, calls = harness.cell.step, []
+    real, calls = harness.train.step, []
 
     def stopping(loop: Any) -> Any:
         calls.append(loop)
@@ -275,7 +275,7 @@ def test_a_run_killed_between_two_references_goes_on_to_the_same_bytes(
         return real(loop)
 
     with monkeypatch.context() as patch:
-        patch.setattr(harness.cell, "step", stopping)
+        patch.setattr(harness.train, "step", stopping)
         with pytest.raises(Stop):
             run_cell(cut, cell)
     run_cell(cut, cell)

@@ -117,7 +117,14 @@ def _cispo(part: Any) -> Arguments | None:
     return said if open_below else None
 
 
-NO_PARTS: dict[str, Rule] = {"shaping": _none, "exclude": _none, "imitate": _none}
+def _graded_here(part: Any) -> Arguments:
+    """The harness grades for the trainer too."""
+    return {}
+
+
+NO_PARTS: dict[str, Rule] = {
+    "shaping": _none, "exclude": _none, "imitate": _none, "reward": _graded_here,
+}  # fmt: skip
 RULES: dict[str, dict[str, Rule]] = {
     "GRPOTrainer": {
         "sampling": _groups,

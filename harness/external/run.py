@@ -28,6 +28,7 @@ from harness.external.trainer import Completions, build_trainer
 from harness.identity import stream_seed
 from harness.loop import Loop
 from harness.models import Base
+from harness.rewards.learned import learned_record
 from harness.samplers.sampler import Drawn, left_pad
 from harness.spec.schema import ExperimentSpec
 from harness.train import credited, rate_factor, scored_experience, whole_lengths
@@ -173,7 +174,7 @@ class Steps(TrainerCallback):
             "dropped": {"groups": 0, "completions": 0},
             "used": len(rollout),
             "completions_per_prompt": self.cut.group,
-        }  # fmt: skip
+        } | learned_record(verdicts)  # fmt: skip
         now.batch = credited(loop, experience, now.record, warmup=False)
         if now.drawn is None:
             now.record["engine_gap"] = None
