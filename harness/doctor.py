@@ -182,7 +182,7 @@ def _cache() -> Iterator[Check]:
 
 def _embedded() -> Iterator[Check]:
     """Built or not, and by today's recipe; the first run builds what is missing."""
-    from harness.warmstart import RECIPES, WARMSTART_VERSION
+    from harness.recipes import RECIPES, WARMSTART_VERSION
 
     for name, recipe in RECIPES.items():
         wanted = json.loads(json.dumps(asdict(recipe)))

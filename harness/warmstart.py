@@ -17,93 +17,25 @@ import fcntl
 import hashlib
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from harness.errors import CellError, InputError, suggest
-from harness.tasks import arithmetic
-from harness.tasks.task import Problem
+from harness.recipes import RECIPES, WARMSTART_VERSION, Recipe, recipe_from_json
 
-WARMSTART_VERSION = 1  # raise when this file would give other weights for one recipe
 CACHE_VARIABLE, DEFAULT_CACHE = "HARNESS_CACHE", "~/.cache/harness"
 
 _WEIGHTS, _MANIFEST = "model.safetensors", "recipe.json"
 _LIBRARIES = ("torch", "transformers", "trl", "accelerate", "tokenizers")
 _IGNORED = -100  # the label that the loss skips
 _LOG_EVERY = 100
-
-
-@dataclass(frozen=True)
-class StrategyMix:
-    """How the demonstrations of one subject are answered.
-
-    Attributes:
-        worked: share with worked steps under the standard convention.
-        left_to_right: share with worked steps strictly from left to right; the rest is direct.
-        direct_right: share of the direct answers that are right.
-    """
-
-    worked: float
-    left_to_right: float
-    direct_right: float
-
-
-@dataclass(frozen=True)
-class EmbeddedRecipe:
-    """Every number behind an embedded base model."""
-
-    chain: StrategyMix
-    precedence: StrategyMix
-    steps: int
-    batch: int
-    learning_rate: float
-    levels: tuple[str, ...] = tuple(arithmetic.LEVELS)
-    max_operand: int = 9
-    guess_spread: int = 5  # a wrong direct answer is off by at most this much
-    warmup_steps: int = 50  # linear, then linearly down to 0 at the last step
-    adam_betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    hidden_size: int = 64
-    intermediate_size: int = 176
-    layers: int = 3
-    heads: int = 4
-    context: int = 64
-    initializer_range: float = 0.05
-    threads: int = 1  # two threads add in another order and give other bits
-
-
-RECIPES: dict[str, EmbeddedRecipe] = {
-    "arithmetic": EmbeddedRecipe(
-        chain=StrategyMix(worked=0.36, left_to_right=0.0, direct_right=0.6),
-        precedence=StrategyMix(worked=0.20, left_to_right=0.30, direct_right=0.6),
-        steps=1300,
-        batch=64,
-        learning_rate=5e-3,
-    ),
-    # For smoke runs and tests: Level 1 alone, and built in seconds rather than well.
-    "arithmetic-tiny": EmbeddedRecipe(
-        chain=StrategyMix(worked=0.40, left_to_right=0.0, direct_right=0.8),
-        precedence=StrategyMix(worked=0.20, left_to_right=0.30, direct_right=0.6),
-        steps=240,
-        batch=64,
-        learning_rate=1e-2,
-        warmup_steps=20,
-        levels=("Level 1",),
-        hidden_size=48,
-        intermediate_size=128,
-        layers=2,
-    ),
-}
 
 
 def ensure_embedded_base(
@@ -151,39 +83,14 @@ def ensure_embedded_base(
     return folder
 
 
-def demonstrate(problem: Problem, mix: StrategyMix, spread: int, rng: random.Random) -> str:
-    """One completion for a problem, by a strategy drawn from the mix."""
-    draw = rng.random()
-    if draw < mix.worked:
-        return arithmetic.write(arithmetic.work(problem.question))
-    if draw < mix.worked + mix.left_to_right:
-        return arithmetic.write(arithmetic.work(problem.question, arithmetic.LEFT_TO_RIGHT))
-    answer = gold = int(problem.answer)
-    if rng.random() >= mix.direct_right:
-        near = range(max(0, gold - spread), gold + spread + 1)
-        answer = rng.choice([value for value in near if value != gold])
-    return f"{arithmetic.ANSWER_MARKER}{answer}"
-
-
-def demonstrations(recipe: EmbeddedRecipe, seed: int) -> Iterator[tuple[Problem, str]]:
-    """Problems of the train split with a completion each, without end."""
-    rng = random.Random(f"warmstart/{WARMSTART_VERSION}/{seed}")
-    problems = arithmetic.stream(
-        "train", seed=seed, levels=recipe.levels, max_operand=recipe.max_operand
-    )
-    for problem in problems:
-        mix = recipe.chain if problem.subject == "chain" else recipe.precedence
-        yield problem, demonstrate(problem, mix, recipe.guess_spread, rng)
-
-
-def _manifest(name: str, recipe: EmbeddedRecipe, seed: int) -> dict[str, Any]:
+def _manifest(name: str, recipe: Recipe, seed: int) -> dict[str, Any]:
     """What the weights depend on, and the key that it hashes to."""
     content = {
         "name": name,
         "seed": seed,
         "recipe": dataclasses.asdict(recipe),
         "warmstart_version": WARMSTART_VERSION,
-        "generator_version": arithmetic.GENERATOR_VERSION,
+        "generator_version": recipe.generator_version,
         "libraries": {library: version(library) for library in _LIBRARIES},
     }
     text = json.dumps(content, sort_keys=True)
@@ -289,7 +196,7 @@ def _child_environment(threads: int, work: Path) -> dict[str, str]:
     }
 
 
-def _train(recipe: EmbeddedRecipe, seed: int, work: Path) -> None:
+def _train(recipe: Recipe, seed: int, work: Path) -> None:
     """Fine-tune from a fresh initialisation with trl's SFTTrainer; write ``work/model``."""
     import torch
     from datasets import Dataset
@@ -297,11 +204,9 @@ def _train(recipe: EmbeddedRecipe, seed: int, work: Path) -> None:
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
-    from harness.tokenizer import build_tokenizer
-
     torch.set_num_threads(recipe.threads)
     torch.manual_seed(seed)
-    tokenizer = build_tokenizer(arithmetic.CHARACTERS, max_length=recipe.context)
+    tokenizer = recipe.tokenizer()
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
@@ -367,12 +272,10 @@ def _train(recipe: EmbeddedRecipe, seed: int, work: Path) -> None:
     tokenizer.save_pretrained(work / "model")
 
 
-def _encode(
-    recipe: EmbeddedRecipe, seed: int, tokenizer: Any
-) -> tuple[list[list[int]], list[list[int]]]:
+def _encode(recipe: Recipe, seed: int, tokenizer: Any) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids, and labels with the prompt masked; each completion ends with EOS."""
     ids, labels = [], []
-    source = demonstrations(recipe, seed)
+    source = recipe.demonstrations(seed)
     for _ in range(recipe.steps * recipe.batch):
         problem, completion = next(source)
         prompt = tokenizer(problem.question)["input_ids"]
@@ -382,12 +285,6 @@ def _encode(
     return ids, labels
 
 
-def _recipe_from_json(content: dict[str, Any]) -> EmbeddedRecipe:
-    mixes = {key: StrategyMix(**content[key]) for key in ("chain", "precedence")}
-    tuples = {key: tuple(content[key]) for key in ("levels", "adam_betas")}
-    return EmbeddedRecipe(**{**content, **mixes, **tuples})
-
-
 if __name__ == "__main__":
     request = json.load(sys.stdin)
-    _train(_recipe_from_json(request["recipe"]), request["seed"], Path.cwd())
+    _train(recipe_from_json(request["recipe"]), request["seed"], Path.cwd())

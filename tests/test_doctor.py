@@ -12,8 +12,8 @@ import pytest
 
 import harness.doctor
 from harness.doctor import Check, diagnose
+from harness.recipes import RECIPES, WARMSTART_VERSION
 from harness.tasks import TASKS
-from harness.warmstart import RECIPES, WARMSTART_VERSION
 
 
 def by_name(checks: list[Check]) -> dict[str, Check]:

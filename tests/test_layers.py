@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("samplers", "reference"),
     ("models", "external.settings"),
     ("warmstart", "ledger", "job"),
+    ("recipes",),
     ("spec",),
     ("arms", "conformance", "labels"),
     ("external.arm",),

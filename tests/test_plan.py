@@ -31,8 +31,8 @@ from harness.plan.lengths import PromptLengths
 from harness.plan.speed import CPU_SHARES
 from harness.plan.wall import Job, wall_seconds
 from harness.spec.schema import ModelSpec
-from harness.tasks import arithmetic
-from harness.tokenizer import build_tokenizer
+from harness.tasks import arithmetic, reviews
+from harness.tokenizer import build_tokenizer, build_word_tokenizer
 from harness.warmstart import RECIPES
 
 ROOT = Path(__file__).parent.parent
@@ -80,7 +80,10 @@ def test_cards_give_the_published_parameter_counts():
 def test_the_embedded_architecture_is_that_of_the_built_model(name: str):
     """Each number of the config against a model made as the warm start makes it."""
     found, recipe = find_architecture(ModelSpec(name=f"embedded/{name}")), RECIPES[name]
-    tokenizer = build_tokenizer(arithmetic.CHARACTERS, max_length=recipe.context)
+    if name.startswith("reviews"):
+        tokenizer = build_word_tokenizer(reviews.WORDS, max_length=recipe.context)
+    else:
+        tokenizer = build_tokenizer(arithmetic.CHARACTERS, max_length=recipe.context)
     with torch.device("meta"):
         model = LlamaForCausalLM(
             LlamaConfig(

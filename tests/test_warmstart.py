@@ -18,8 +18,9 @@ import torch
 
 from harness import warmstart
 from harness.errors import CellError, InputError
+from harness.recipes import EmbeddedRecipe, StrategyMix, demonstrate, recipe_from_json
 from harness.tasks import arithmetic
-from harness.warmstart import RECIPES, StrategyMix, demonstrate, ensure_embedded_base
+from harness.warmstart import RECIPES, ensure_embedded_base
 
 TINY = "arithmetic-tiny"
 SHORT = dataclasses.replace(RECIPES[TINY], steps=20)  # for what holds however long one trains
@@ -65,14 +66,14 @@ def test_demonstrations_hold_the_shares_that_the_recipe_names() -> None:
 
 
 def test_demonstrations_come_from_the_train_split_alone() -> None:
-    source = warmstart.demonstrations(RECIPES["arithmetic"], seed=0)
+    source = RECIPES["arithmetic"].demonstrations(0)
     for problem, completion in (next(source) for _ in range(2000)):
         assert arithmetic.split_of(problem.question) == "train"
         assert len(completion) + 1 <= 32  # with EOS
 
 
 def test_the_key_holds_everything_that_moves_a_weight() -> None:
-    def key(recipe: warmstart.EmbeddedRecipe, seed: int = 0) -> str:
+    def key(recipe: EmbeddedRecipe, seed: int = 0) -> str:
         return warmstart._manifest(TINY, recipe, seed)["key"]
 
     recipe = RECIPES[TINY]
@@ -86,7 +87,7 @@ def test_the_key_holds_everything_that_moves_a_weight() -> None:
     ]
     assert len(set(others)) == 5
     assert key(recipe) == others[-1]
-    restored = warmstart._recipe_from_json(json.loads(json.dumps(dataclasses.asdict(recipe))))
+    restored = recipe_from_json(json.loads(json.dumps(dataclasses.asdict(recipe))))
     assert restored == recipe
 
 

@@ -12,12 +12,8 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from harness.errors import InputError, suggest
 from harness.models import EMBEDDED
+from harness.recipes import RECIPES, Recipe
 from harness.spec.schema import ModelSpec
-from harness.tasks import arithmetic
-from harness.tokenizer import build_tokenizer
-from harness.warmstart import RECIPES, EmbeddedRecipe
-
-SPECIAL_TOKENS = 3  # pad, bos and eos of the embedded tokenizer
 
 
 def _qwen2(hidden: int, mlp: int, heads: int, kv: int, vocab: int, tied: bool, context: int) -> Any:
@@ -74,7 +70,7 @@ class Architecture:
     context: int
     source: str
     tokenizer: PreTrainedTokenizerBase | None
-    recipe: EmbeddedRecipe | None = None
+    recipe: Recipe | None = None
 
 
 def find_architecture(spec: ModelSpec) -> Architecture:
@@ -116,14 +112,14 @@ def _embedded(spec: ModelSpec) -> Architecture:
     if name not in RECIPES:
         raise InputError(f"model.name: no embedded model {name!r}.{suggest(name, RECIPES)}")
     recipe = RECIPES[name]
+    tokenizer = recipe.tokenizer()
     config = {
         "model_type": "llama", "hidden_size": recipe.hidden_size,
         "intermediate_size": recipe.intermediate_size, "num_hidden_layers": recipe.layers,
         "num_attention_heads": recipe.heads, "num_key_value_heads": recipe.heads,
-        "vocab_size": len(arithmetic.CHARACTERS) + SPECIAL_TOKENS, "tie_word_embeddings": False,
+        "vocab_size": len(tokenizer), "tie_word_embeddings": False,
         "max_position_embeddings": recipe.context,
     }  # fmt: skip
-    tokenizer = build_tokenizer(arithmetic.CHARACTERS, max_length=recipe.context)
     return Architecture(config, recipe.context, "its warm-start recipe", tokenizer, recipe)
 
 

@@ -13,7 +13,6 @@ from harness.plan.cards import Architecture
 from harness.spec.schema import ExperimentSpec
 from harness.tasks.loading import LoadedSplit
 from harness.tasks.prompts import prompt_from_spec
-from harness.warmstart import demonstrations
 
 CHARACTERS_PER_TOKEN = 3.5  # English and LaTeX in today's 100k+ vocabularies: 3 to 4
 UNKNOWN_SHARE = 0.6  # of max_new_tokens
@@ -96,9 +95,11 @@ def prompt_lengths(
 def assumed_completion(spec: ExperimentSpec, model: Architecture) -> CompletionLength:
     """The mean completion length where no run of this experiment has measured it."""
     limit = spec.sampling.max_new_tokens
-    if model.recipe is not None and spec.data.train.task == "arithmetic":
-        drawn = islice(demonstrations(model.recipe, spec.model.seed), DEMONSTRATIONS)
-        mean = sum(len(text) + 1 for _, text in drawn) / DEMONSTRATIONS  # a token a character, end
+    if model.recipe is not None and spec.data.train.task in spec.model.name:  # what it was shown
+        drawn = islice(model.recipe.demonstrations(spec.model.seed), DEMONSTRATIONS)
+        tokenizer = model.recipe.tokenizer()
+        lengths = [len(tokenizer(text)["input_ids"]) + 1 for _, text in drawn]  # and the end
+        mean = sum(lengths) / DEMONSTRATIONS
         tokens = min(limit, max(1, round(mean)))
         return CompletionLength(tokens, "the mean of the warm start's demonstrations")
     tokens = max(1, round(UNKNOWN_SHARE * limit))

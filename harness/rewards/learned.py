@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,10 +28,7 @@ ABOVE, BELOW = "above", "below"  # the two classes of a majority vote
 class GoldScorer(Protocol):
     """A fixed reward; the same texts always score the same."""
 
-    @property
-    def version(self) -> int:
-        """Raised when a completion would score otherwise."""
-        ...
+    version: ClassVar[int]  # raised when a completion would score otherwise
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> Sequence[float]:
         """The score of each completion of its prompt."""
