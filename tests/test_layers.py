@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("optimizer",),
     ("record",),
     ("data", "rewards"),
+    ("preference_data",),
     ("samplers", "reference"),
     ("models", "external.settings"),
     ("warmstart", "ledger", "job"),
