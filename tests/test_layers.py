@@ -46,11 +46,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("arm",),
     ("combinations",),
     ("parts", "tasks"),
-    ("cost", "store", "knobs", "plugins", "types", "axes"),
+    ("cost", "store", "knobs", "plugins", "types", "axes", "stats"),
     ("schedule", "metrics", "tokenizer", "identity", "code"),
     ("errors",),
 )
-WITHOUT_TORCH = ("report", "store", "metrics", "certificate")
+WITHOUT_TORCH = ("report", "store", "metrics", "certificate", "stats")
 TORCH = {"torch", "transformers", "trl", "peft", "accelerate", "jaxtyping"}
 # Heavy or foreign libraries, each behind one door.
 ONLY_IMPORTER = {"optuna": ("tune",), "vllm": ("samplers",), "ray": ("schedule",)}

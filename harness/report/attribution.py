@@ -15,8 +15,8 @@ from math import factorial as count_orders
 from harness.axes import Factorial, factorial, subsets
 from harness.report.load import Experiment
 from harness.report.scores import Metric, TestScores
-from harness.report.stats import Difference, Floats, differences
 from harness.report.table_design import parts_of
+from harness.stats.effects import Difference, Floats, differences
 
 Game = Mapping[frozenset[str], Floats]
 

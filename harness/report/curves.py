@@ -9,10 +9,10 @@ import numpy as np
 
 from harness.report.load import Cell, Experiment
 from harness.report.scores import Metric, TestScores, curve, score_matrix
-from harness.report.stats import Floats, estimate
 from harness.report.style import Look, legend_below, looks, panels
 from harness.report.table_machine import training_seconds
 from harness.report.table_spent import training_steps
+from harness.stats.effects import UNIT, Floats, estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,7 +79,8 @@ def _one_curve(
         return 0
     xs = [np.mean([run[at][0] for run in runs]) for at in moments]
     found = [
-        estimate(score_matrix([run[at][1] for run in runs]), CURVE_RESAMPLES) for at in moments
+        estimate(score_matrix([run[at][1] for run in runs]), CURVE_RESAMPLES, UNIT)
+        for at in moments
     ]
     panel.plot(xs, [100 * e.mean for e in found], label=arm, **look.curve)
     low = [100 * (e.mean if e.low is None else e.low) for e in found]

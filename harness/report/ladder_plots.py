@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from harness.report.load import Experiment
 from harness.report.scores import AVG, TestScores
-from harness.report.stats import Difference, Estimate
 from harness.report.style import DARK, GREY, PALETTE, legend_below, panels
 from harness.report.table_ladder import Rung, attributed, axis_words, ladder_rungs, step_to
 from harness.report.tables import interval, signed
+from harness.stats.effects import Difference, Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

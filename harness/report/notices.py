@@ -10,7 +10,6 @@ from harness.errors import counted
 from harness.knobs import FEW_TRIALS_PER_KNOB, is_thin
 from harness.report.load import MANY, Experiment
 from harness.report.scores import AVG, TestScores, paired
-from harness.report.stats import Difference, Estimate
 from harness.report.table_design import parts_of, searched
 from harness.report.table_spent import (
     kl_to_base,
@@ -20,6 +19,7 @@ from harness.report.table_spent import (
     training_steps,
 )
 from harness.report.tables import budget, fixed, in_percent, in_points, interval, number, percent
+from harness.stats.effects import Difference, Estimate
 
 FEW_UPDATES = 10
 MOSTLY_FLAT = 0.8

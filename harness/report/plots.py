@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BAND = (
-    "Thick: mean over finished seeds with its 95 % bootstrap band; thin: each seed; dotted grey: "
+    "Thick: mean over finished seeds with its 95 % band; thin: each seed; dotted grey: "
     "the untrained base; dashed grey: placebo."
 )
 
@@ -102,7 +102,7 @@ def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_
     yield _Recipe(
         "pass_maj_at_k",
         "Pass@K and Maj@K against K",
-        "Final evaluation, mean over seeds with its 95 % bootstrap band.",
+        "Final evaluation, mean over seeds with its 95 % band.",
         "final",
         lambda: k_curves(experiment, scores),
         curves=True,
@@ -111,7 +111,7 @@ def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_
         "ladder",
         "The ladder, rung by rung",
         "Each rung has one more change than the one above it; mean over seeds with its 95 % "
-        "bootstrap interval over seeds and problems. Right: the difference to the rung above, "
+        "interval over seeds and problems. Right: the difference to the rung above, "
         "paired by seed and problem; bold where its interval leaves out 0.",
         "ladder",
         lambda: ladder_figure(experiment, scores),
@@ -120,7 +120,7 @@ def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_
         "attribution",
         "What each axis accounts for",
         "Shapley values over all mixtures of the axes, paired by seed and problem, with their 95 % "
-        "bootstrap intervals (bold: leaves out 0); they sum to the total. Diamonds: main effects.",
+        "intervals (bold: leaves out 0); they sum to the total. Diamonds: main effects.",
         "attribution",
         lambda: attribution_figure(experiment, scores),
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.metrics import maj_at_k, pass_at_k
 from harness.report.load import Cell, Experiment
-from harness.report.stats import Difference, Estimate, Floats, differences, estimates
+from harness.stats.effects import UNIT, Difference, Estimate, Floats, differences, estimates
 
 Problem = Mapping[str, Any]
 
@@ -53,7 +53,7 @@ class ArmScores:
 
     @cached_property
     def estimates(self) -> dict[Metric, Estimate]:
-        return dict(zip(self.metrics, estimates(self.values), strict=True))
+        return dict(zip(self.metrics, estimates(self.values, support=UNIT), strict=True))
 
     def minus(self, other: ArmScores) -> dict[Metric, Difference]:
         """Paired differences over the seeds that both arms finished; empty where there are none."""

@@ -11,7 +11,6 @@ from harness.axes import Axis, axes
 from harness.report.attribution import Attribution, attribute
 from harness.report.load import Experiment
 from harness.report.scores import AVG, Metric, TestScores, paired
-from harness.report.stats import Difference
 from harness.report.table_design import parts_of
 from harness.report.tables import (
     NOTHING,
@@ -22,12 +21,13 @@ from harness.report.tables import (
     interval,
     setting,
 )
+from harness.stats.effects import Difference
 
 WAYS = ("forward", "reverse")
 _ENDS_NOTE = (
     "Percentage points, paired by seed and problem over the seeds that both finished, with the "
-    "95 % bootstrap interval over seeds and problems and Student's t interval over the seeds' "
-    "means. p: exact two-sided sign-flip test over seeds, not corrected for many comparisons."
+    "95 % t interval over seeds and problems and the t interval over the seeds' means alone. "
+    "p: exact two-sided sign-flip test over seeds, not corrected for many comparisons."
 )
 
 
@@ -120,7 +120,7 @@ def _ladder_table(experiment: Experiment, scores: Sequence[TestScores]) -> Table
     )
 
 
-_GAP = ("difference", "bootstrap interval", "t interval", "p")
+_GAP = ("difference", "interval", "seeds only", "p")
 
 
 def _gap(found: Difference | None) -> list[str]:

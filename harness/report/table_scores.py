@@ -7,7 +7,6 @@ from typing import Any
 
 from harness.report.load import MANY, Experiment
 from harness.report.scores import AVG, ArmScores, Metric, TestScores, paired
-from harness.report.stats import Difference, Estimate
 from harness.report.tables import (
     NOTHING,
     Table,
@@ -18,10 +17,11 @@ from harness.report.tables import (
     in_points,
     interval,
 )
+from harness.stats.effects import Difference, Estimate
 
 INTERVAL_NOTE = (
-    "Mean over seeds and problems in percent, with the 95 % percentile bootstrap interval over "
-    "seeds and problems (10 000 draws)."
+    "Mean over seeds and problems in percent, with the 95 % t interval over seeds and "
+    "problems, cut at 0 and 100."
 )
 
 
@@ -95,9 +95,9 @@ def _paired_table(
         name=name,
         title=title,
         note="Percentage points, paired by seed and problem over the seeds that both finished. "
-        "Two 95 % intervals: bootstrap over seeds and problems, and Student's t over the seeds' "
-        "means, which asks only about seeds. p: exact two-sided sign-flip test over seeds; "
-        "with n seeds it cannot fall below the last column (5 seeds: 0.0625, 6 seeds: 0.0312). "
+        "Two 95 % t intervals: over seeds and problems, and over the seeds' means, which asks only "
+        "whether other seeds would agree on these problems. p: exact two-sided sign-flip test over "
+        "seeds; with n of them it cannot fall below the last column (5: 0.0625, 6: 0.0312). "
         "No correction for many comparisons. The CSV holds every K.",
         columns=(
             "test set",
@@ -105,8 +105,8 @@ def _paired_table(
             "comparison",
             "seeds",
             "difference",
-            "bootstrap interval",
-            "t interval",
+            "interval",
+            "seeds only",
             "p",
             "smallest p",
         ),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.report.stats import Difference, Estimate
+from harness.stats.effects import Difference, Estimate
 
 NOTHING = "–"
 _LATEX = {

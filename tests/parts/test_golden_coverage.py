@@ -18,8 +18,6 @@ NOT_YET_SHIPPED = {
     "best_of_n_kl": "the reward-KL frontier",
     "gao_overoptimization_curves": "the reward-KL frontier",
     "iqm_eight_runs": "interquartile means",
-    "holm_adjusted_p": "tests of equivalence",
-    "tost_paired_by_seed": "tests of equivalence",
 }
 
 
