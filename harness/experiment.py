@@ -14,7 +14,7 @@ from typing import Any
 from harness.cell import run_cell
 from harness.errors import CellError, InputError
 from harness.job import Cell, Context
-from harness.lock import agree, make_lock, read_lock, write_lock
+from harness.lock import agree, locked, make_lock, read_lock, write_lock
 from harness.matrix import Matrix
 from harness.plugins import HASH_KEY, copy_name
 from harness.schedule import Ended, execute
@@ -64,6 +64,7 @@ def run_experiment(
     lock = make_lock(context)  # before anything is written: it may refuse
     with matrix.store.exclusive():
         ensure_lock(context, lock)
+        context = locked(context)
         on_lock()
         failed_now: dict[tuple[str, str], str] = {}
 

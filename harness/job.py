@@ -40,6 +40,7 @@ class Context:
     spec: ExperimentSpec
     root: Path  # the folder that the spec's plugin paths are relative to
     results: Path
+    spec_sha256: str | None = None  # of the spec as first locked, where it was amended since
 
     @property
     def plugin_files(self) -> list[Path]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from harness.amendments import GROWING, amended, amendments, applied, spec_changes
 from harness.arm import parts
 from harness.data import PromptSet, PromptStream, StreamHash, load_split, prompt_set, splits
 from harness.errors import InputError, shown
@@ -22,7 +24,7 @@ from harness.rewards.steps import step_grader
 from harness.samplers import check_engine
 from harness.spec.load import read_yaml
 from harness.spec.schema import ExperimentSpec
-from harness.store import write_text
+from harness.store import ResultStore, write_text
 from harness.tasks.contamination import overlap
 from harness.tune import own_knobs, space
 
@@ -148,18 +150,90 @@ def read_lock(path: Path) -> dict[str, Any]:
 def agree(old: Mapping[str, Any], new: Mapping[str, Any], path: Path) -> None:
     """Refuse to add results of one spec to a folder of another.
 
+    Args:
+        old: the folder's lock, with any amendments.
+        new: what the spec and the code at hand would lock.
+
     Raises:
         InputError: naming the first key that differs.
     """
-    for part in ("spec", "arms", "hashes"):
-        before, now = dict(old.get(part, {})), dict(new[part])
-        before.pop("runtime", None)
-        now.pop("runtime", None)
-        found = difference(before, now)
-        if found:
-            key, (was, given) = next(iter(found.items()))
-            raise InputError(
-                f"{path}: was made by another {part}: {part}.{key} is {shown(given)}, there "
-                f"{shown(was)}; move the folder away, name another with --results, or restore "
-                "what made it"
-            )
+    before = applied(old)
+    free, bound = spec_changes(before["spec"], new["spec"])
+    if bound or free:
+        raise _other("spec", {**bound, **free}, path, mend=_mend(bound, amendable=not bound))
+    for part in ("arms", "hashes"):
+        was, now = dict(before.get(part, {})), dict(new[part])
+        if part == "hashes":  # of the spec as first locked, by which cells are known
+            was.pop("spec", None)
+            now.pop("spec", None)
+        if found := difference(was, now):
+            raise _other(part, found, path)
+
+
+def _mend(bound: Mapping[str, Any], *, amendable: bool) -> str:
+    if amendable:
+        return (
+            "this changes nothing that a cell computes: `harness amend EXP --why REASON` records "
+            "it, and marks what it touches as exploratory; or restore the spec"
+        )
+    shrunk = next(iter(bound)) in GROWING
+    return ("seeds and arms may be added at the end, never taken away; " if shrunk else "") + MEND
+
+
+MEND = "move the folder away, name another with --results, or restore what made it"
+
+
+def _other(part: str, found: Mapping[str, Any], path: Path, mend: str = MEND) -> InputError:
+    key, (was, given) = next(iter(found.items()))
+    return InputError(
+        f"{path}: was made by another {part}: {part}.{key} is {shown(given)}, there "
+        f"{shown(was)}; {mend}"
+    )
+
+
+def locked(context: Context) -> Context:
+    """The context by which this folder's cells are known: amendments do not change what they are.
+
+    A cell's ``hashes.spec`` is that of the spec as first locked.
+    """
+    lock = read_lock(context.results / "spec.lock.yaml")
+    return replace(context, spec_sha256=lock["hashes"]["spec"])
+
+
+def amend(context: Context, why: str) -> dict[str, Any]:
+    """Append to the folder's lock what the spec now says otherwise; the new amendment.
+
+    Raises:
+        InputError: nothing is locked yet, nothing changed, the change would alter what cells
+            compute, no reason is given, or another process is on the folder.
+    """
+    path = context.results / "spec.lock.yaml"
+    if not path.exists():
+        raise InputError(f"{path} does not exist: nothing is locked yet, so just edit the spec")
+    if not why.strip():
+        raise InputError("--why is empty; say in a sentence why the declaration changes")
+    new = make_lock(context)
+    store = ResultStore(context.results)
+    with store.exclusive():
+        lock = read_lock(path)
+        before = applied(lock)
+        free, bound = spec_changes(before["spec"], new["spec"])
+        if not free or bound:
+            agree(lock, new, path)  # refuses what is bound
+            raise InputError(f"{path}: nothing to amend; the spec is as the lock has it")
+        agree(applied_to(lock, new), new, path)  # of the rest nothing may have changed
+        cells = store.cells().values()
+        after = amended(
+            lock, new, free, why=" ".join(why.split()),
+            time=datetime.now(UTC).isoformat(timespec="seconds"),
+            begun=len(cells), done=sum(cell.done for cell in cells),
+        )  # fmt: skip
+        write_lock(path, after)
+    return dict(amendments(after)[-1])
+
+
+def applied_to(lock: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The lock as it would be with the new spec and the arms that it adds."""
+    before = applied(lock)
+    arms = {**{n: a for n, a in new["arms"].items() if n not in before["arms"]}, **before["arms"]}
+    return {**before, "spec": new["spec"], "arms": arms, "amendments": []}

@@ -68,8 +68,9 @@ def identity(
 def input_hashes(context: Context, base: Base, sets: Mapping[str, PromptSet]) -> dict[str, str]:
     """The hash of everything that goes into a run."""
     spec = context.spec
+    dump = spec.model_dump(mode="json", exclude={"runtime"})
     return {
-        "spec": digest(spec.model_dump(mode="json", exclude={"runtime"})),
+        "spec": context.spec_sha256 or digest(dump),
         "model": base.model_sha256,
         "tokenizer": base.tokenizer_sha256,
         "code": code_sha256(),

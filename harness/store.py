@@ -292,9 +292,9 @@ def chained(record: dict[str, Any], previous: str) -> dict[str, Any]:
     return record | {"chain": digest([previous, record])}
 
 
-def chain_breaks(records: list[dict[str, Any]]) -> list[int]:
+def chain_breaks(records: list[dict[str, Any]], previous: str = "") -> list[int]:
     """Indices of the records whose hash does not follow from their content and predecessor."""
-    previous, breaks = "", []
+    breaks = []
     for index, record in enumerate(records):
         content = {k: v for k, v in record.items() if k != "chain"}
         if record.get("chain") != digest([previous, content]):

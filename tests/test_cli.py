@@ -19,8 +19,8 @@ from harness.arms import ARMS
 from harness.cli import main, show
 from harness.errors import BAD_INPUT
 
-COMMANDS = ["list", "validate", "plan", "run", "status", "audit", "report", "evaluate", "grade",
-            "metrics", "doctor", "diff", "conformance"]  # fmt: skip
+COMMANDS = ["list", "validate", "plan", "run", "amend", "status", "audit", "report", "evaluate",
+            "grade", "metrics", "doctor", "diff", "conformance"]  # fmt: skip
 Run = Callable[..., tuple[int, str, str]]
 
 

@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("warmstart", "ledger", "job"),
     ("recipes",),
     ("spec",),
-    ("arms", "conformance", "labels"),
+    ("arms", "conformance", "labels", "amendments"),
     ("external.arm",),
     ("external.objective",),
     ("arm",),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from harness.certificate.checks_amendments import check_amendments
 from harness.certificate.checks_cells import check_matrix, check_records
 from harness.certificate.checks_consumption import check_budget, check_graded, check_prompts
 from harness.certificate.checks_evaluation import check_evaluation
@@ -88,6 +89,9 @@ RULES = (
     Rule("ladder",
          "Each rung of a declared ladder differs from the last in exactly one axis, and a declared "
          "factorial has every combination of its axes, once.", check_ladder),
+    Rule("amendments",
+         "What was declared anew after the lock was written is recorded in order, with its time "
+         "and reason, and changes nothing that a cell computes.", check_amendments),
 )  # fmt: skip
 EVIDENCE = "Every file, line and key that a proof needs is there and readable."
 

@@ -16,7 +16,7 @@ from harness.errors import InputError
 from harness.identity import digest
 from harness.ledger import shape_from
 from harness.plugins import FILE, HASH_KEY, copy_name
-from harness.spec.schema import RangeSpec
+from harness.spec.schema import ExperimentSpec, RangeSpec
 
 
 def check_pinned(evidence: Evidence, design: Design) -> Iterator[Violation]:
@@ -229,7 +229,7 @@ def check_hashes(evidence: Evidence, design: Design) -> Iterator[Violation]:
             MISSING, (), f"spec.lock.yaml: hashes.{key}", "a hash", None,
             "the lock does not pin it",
         )  # fmt: skip
-    yield from _lock(design)
+    yield from _lock(evidence, design)
     yield from _plugins(evidence, design)
     for cell in evidence.cells:
         if cell.run is None:
@@ -244,9 +244,12 @@ def check_hashes(evidence: Evidence, design: Design) -> Iterator[Violation]:
     yield from _packages(evidence)
 
 
-def _lock(design: Design) -> Iterator[Violation]:
-    """The lock agrees with itself."""
-    spec = digest(design.spec.model_dump(mode="json", exclude={"runtime"}))
+def _lock(evidence: Evidence, design: Design) -> Iterator[Violation]:
+    """The lock agrees with itself; its hashes are of the spec as first locked."""
+    locked = design.spec
+    if design.lock.amendments:
+        locked = ExperimentSpec.model_validate(evidence.raw_lock["spec"])
+    spec = digest(locked.model_dump(mode="json", exclude={"runtime"}))
     problems = {f"data.{split}": value for split, value in design.lock.evaluation_problems.items()}
     for key, expected in ({"spec": spec} | problems).items():
         found = design.lock.hashes.get(key)

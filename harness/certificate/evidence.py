@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from harness.amendments import applied
 from harness.certificate.finding import MISSING, Violation, violation
 from harness.certificate.records import Diverged, Done, Evaluation, Lock, Run, Step, Timing
 from harness.errors import InputError
@@ -69,13 +70,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A results folder as the audit sees it."""
+    """A results folder as the audit sees it.
+
+    Attributes:
+        lock, spec: with amendments put in.
+        raw_lock: the file as it stands.
+    """
 
     lock: Lock | None
     spec: ExperimentSpec | None
     cells: tuple[Cell, ...]
     gaps: tuple[Violation, ...]
     plugins: Mapping[str, str] = field(default_factory=dict)  # file of plugins/ -> its SHA-256
+    raw_lock: Mapping[str, Any] = field(default_factory=dict)
 
     def trained(self) -> Iterator[tuple[Cell, Run, tuple[Step, ...]]]:
         """The cells that train and whose run and steps could be read."""
@@ -87,12 +94,12 @@ class Evidence:
 def read_evidence(results: Path) -> Evidence:
     """Everything that the checks look at; never raises on what it finds."""
     gaps: list[Violation] = []
-    lock, spec = _read_lock(results, gaps)
+    lock, spec, raw_lock = _read_lock(results, gaps)
     folders = [f for f in _folders(results / "runs") for f in _folders(f)]
     cells = tuple(_read_cell(folder, gaps) for folder in folders)
     if not cells:
         gaps.append(violation(MISSING, (), "runs", "cells", 0, "there is no cell to audit"))
-    return Evidence(lock, spec, cells, tuple(gaps), _plugins(results))
+    return Evidence(lock, spec, cells, tuple(gaps), _plugins(results), raw_lock)
 
 
 def _plugins(results: Path) -> dict[str, str]:
@@ -111,18 +118,28 @@ def _folders(path: Path) -> list[Path]:
         return []
 
 
-def _read_lock(results: Path, gaps: list[Violation]) -> tuple[Lock | None, ExperimentSpec | None]:
+def _read_lock(
+    results: Path, gaps: list[Violation]
+) -> tuple[Lock | None, ExperimentSpec | None, dict[str, Any]]:
     try:
         tree = read_yaml(results / LOCK)
         _refuse_infinite(tree)
     except (InputError, OSError, ValueError, RecursionError) as error:
         gaps.append(violation(MISSING, (), LOCK, "a lock", _line(error), "it cannot be read"))
-        return None, None
-    lock = _typed(Lock, tree, "", LOCK, gaps)
-    if lock is None:
-        return None, None
-    spec = _typed(ExperimentSpec, lock.spec, "", f"{LOCK}: spec", gaps)
-    return lock, spec
+        return None, None, {}
+    if _typed(Lock, tree, "", LOCK, gaps) is None:
+        return None, None, {}
+    try:
+        amended = applied(tree)
+    except (AttributeError, TypeError) as error:  # a change below what is no mapping
+        gaps.append(violation(
+            MISSING, (), f"{LOCK}: amendments", "changes of keys", _line(error),
+            "an amendment cannot be put in",
+        ))  # fmt: skip
+        return None, None, {}
+    lock = _typed(Lock, amended, "", LOCK, gaps)
+    spec = _typed(ExperimentSpec, amended["spec"], "", f"{LOCK}: spec", gaps)
+    return lock, spec, tree
 
 
 def _read_cell(folder: Path, gaps: list[Violation]) -> Cell:

@@ -251,8 +251,33 @@ class LockedArm(Open):
     knobs: dict[str, RangeSpec | None] | None = None
 
 
+class Change(Closed):
+    old: Any
+    new: Any
+
+
+class Added(Closed):
+    """What the lock promises of seeds and arms that an amendment adds."""
+
+    arms: dict[str, LockedArm]
+    streams: dict[str, dict[str, str]]
+
+
+class Amendment(Closed):
+    """What was declared anew after the lock was written; ``chain`` as in a line of a cell."""
+
+    number: PositiveInt
+    time: str
+    why: Annotated[str, Field(min_length=1)]
+    cells_begun: NonNegativeInt
+    cells_done: NonNegativeInt
+    changes: Annotated[dict[str, Change], Field(min_length=1)]
+    adds: Added
+    chain: str
+
+
 class Lock(Open):
-    """``spec.lock.yaml``."""
+    """``spec.lock.yaml``, with its amendments put in."""
 
     format: Annotated[int, Field(ge=1, le=1)]
     spec: dict[str, Any]
@@ -260,3 +285,4 @@ class Lock(Open):
     hashes: dict[str, str] = Field(min_length=1)
     streams: dict[str, dict[str, str]]
     evaluation_problems: dict[str, str]
+    amendments: list[Amendment] = Field(default_factory=list)

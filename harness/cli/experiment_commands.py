@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from harness.cli.show import console, print_json, print_table, say
-from harness.errors import CELL_FAILED, NOT_CERTIFIED, InputError, counted
+from harness.errors import CELL_FAILED, NOT_CERTIFIED, InputError, counted, shown
 from harness.spec.load import find_spec, load_spec
 
 Experiment = Annotated[
@@ -29,7 +29,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 
 def register(app: typer.Typer) -> None:
-    for command in (validate, plan, run, status, audit, report, evaluate):
+    for command in (validate, plan, run, amend, status, audit, report, evaluate):
         app.command()(command)
 
 
@@ -47,14 +47,16 @@ def _recorded_context(
     """As ``_context``; a folder that has a lock is read by it, whatever options made it."""
     from dataclasses import replace
 
-    from harness.lock import read_lock
+    from harness.amendments import applied
+    from harness.lock import locked, read_lock
     from harness.spec.load import check_spec
 
     context = _context(experiment, overrides, plugins, results)
     lock = context.results / "spec.lock.yaml"
     if overrides or plugins or not lock.exists():
         return context
-    return replace(context, spec=check_spec(read_lock(lock)["spec"], str(lock)))
+    spec = check_spec(applied(read_lock(lock))["spec"], str(lock))
+    return locked(replace(context, spec=spec))
 
 
 def _results_of(experiment: str, results: Path | None) -> Path:
@@ -124,8 +126,10 @@ def run(
     jobs: Annotated[int, typer.Option(min=0, help="Cells run at once; 0 for one per core.")] = 0,
 ) -> None:
     """Run what is missing, then audit and report. Stopped at any moment, it goes on from there."""
+    from harness.amendments import late
     from harness.cli.progress import View
     from harness.experiment import run_experiment
+    from harness.lock import read_lock
     from harness.matrix import Matrix
     from harness.plan import make_plan
     from harness.store import write_json
@@ -141,6 +145,10 @@ def run(
         if not (context.results / "plan.json").exists():
             write_json(context.results / "plan.json", made.to_json())
         say(f"locked; running with {width} process{'es' * (width != 1)}")
+        if made_since := late(read_lock(context.results / "spec.lock.yaml")):
+            times = counted(len(made_since), "time")
+            say(f"note: amended {times} since the first cell began; what that touches is "
+                "exploratory in the report")  # fmt: skip
 
     view = View(Matrix(context), width)
     with view:
@@ -153,6 +161,34 @@ def run(
             "the same command runs what is missing")  # fmt: skip
         raise typer.Exit(CELL_FAILED)
     raise typer.Exit(code)
+
+
+def amend(
+    experiment: Experiment,
+    why: Annotated[str, typer.Option(help="Why the declaration changes; kept with it.")],
+    set_: Overrides = None,
+    plugin: Plugins = None,
+    results: Results = None,
+    json: AsJson = False,
+) -> None:
+    """Record that the spec now declares otherwise (margin, family, more seeds or arms): no cell
+    changes, and what it touches is exploratory from then on."""
+    from harness.lock import amend as append
+
+    context = _context(experiment, set_, plugin, results)
+    made = append(context, why)
+    if json:
+        print_json(made)
+        return
+    for path, change in made["changes"].items():
+        say(f"{path}: {shown(change['new'])}, was {shown(change['old'])}")
+    begun = made["cells_begun"]
+    meaning = (
+        f"{counted(begun, 'cell')} had begun: what this touches is exploratory"
+        if begun
+        else "no cell had begun: the declaration is still one made in advance"
+    )
+    say(f"amendment {made['number']} recorded in {context.results / 'spec.lock.yaml'}; {meaning}")
 
 
 def _conclude(results: Path) -> int:

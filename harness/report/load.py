@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.amendments import applied, late, promised
 from harness.errors import InputError
 from harness.spec.load import read_yaml
 from harness.store import CellFolder, read_json
@@ -66,6 +67,10 @@ class Experiment:
     """What the report is made from.
 
     Attributes:
+        spec: as locked, with amendments put in.
+        lock: the same for all of the lock, and the amendments themselves.
+        declared: the spec as it stood when the first cell began.
+        amendments: those made after that, in order.
         arms: the arms under test, in the spec's order.
         cells: every expected cell and every one found, in the order arm, trials, seeds.
         certificate: None where no audit has been made.
@@ -77,6 +82,8 @@ class Experiment:
     arms: tuple[str, ...]
     cells: tuple[Cell, ...]
     certificate: Mapping[str, Any] | None
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    amendments: Sequence[Mapping[str, Any]] = ()
 
     @property
     def name(self) -> str:
@@ -144,6 +151,13 @@ def load_experiment(results: Path) -> Experiment:
     spec = lock.get("spec") if isinstance(lock, dict) else None
     if not isinstance(spec, dict) or not spec.get("arms") or not spec.get("seeds"):
         raise InputError(f"{lock_file}: key 'spec' with arms and seeds is missing; run again")
+    try:
+        declared, amendments, lock = promised(lock)["spec"], late(lock), applied(lock)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{lock_file}: an amendment cannot be read ({error!r}); restore the file"
+        ) from error
+    spec = lock["spec"]
     arms = _arm_names(spec, lock)
     certificate = results / "certificate.json"
     return Experiment(
@@ -153,6 +167,8 @@ def load_experiment(results: Path) -> Experiment:
         arms=arms,
         cells=_cells(results, spec, arms),
         certificate=read_json(certificate) if certificate.exists() else None,
+        declared=declared,
+        amendments=amendments,
     )
 
 

@@ -13,6 +13,7 @@ from harness.errors import InputError
 from harness.knobs import Range
 from harness.spec.reward import LearnedSpec
 from harness.spec.strict import Strict
+from harness.spec.verdict import CONTROLS, VerdictSpec
 
 Unit = Literal["flops", "tokens", "completions", "updates", "seconds"]
 
@@ -273,6 +274,7 @@ class ExperimentSpec(Strict):
     controls: ControlArmsSpec = Field(default_factory=ControlArmsSpec)
     # Left out of the dump where it is absent: specs without one keep their hash.
     ladder: LadderSpec | None = Field(default=None, exclude_if=lambda found: found is None)
+    verdict: VerdictSpec | None = Field(default=None, exclude_if=lambda found: found is None)
     seeds: tuple[int, ...] = Field(min_length=1)
     model: ModelSpec
     data: DataSpec
@@ -302,6 +304,13 @@ class ExperimentSpec(Strict):
         for name, rungs in self.ladder.lists.items() if self.ladder else ():
             if unknown := [arm for arm in rungs if arm not in self.arms]:
                 raise ValueError(f"ladder.{name}: {unknown} are not among arms {list(self.arms)}")
+        if self.verdict:
+            asked = (self.controls.base, self.controls.placebo)
+            controls = tuple(name for name, on in zip(CONTROLS, asked, strict=True) if on)
+            self.verdict.check(
+                (*controls, *self.arms), tuple(self.data.test), self.evaluation.k,
+                self.evaluation.greedy,
+            )  # fmt: skip
         if self.ladder and self.tuning and self.tuning.arms:
             raise ValueError(
                 "tuning.arms sets single arms, and rungs of a ladder may differ in their axis "
