@@ -72,8 +72,6 @@ class VerdictSpec(Strict):
         named = [] if self.family == NAMED else [a for pair in self.family for a in pair]
         if unknown := [arm for arm in named if arm not in arms]:
             raise ValueError(f"verdict.family: {unknown} are not among arms {list(arms)}")
-        if self.family == NAMED and not len([a for a in arms if a not in CONTROLS]) > 1:
-            raise ValueError("verdict.family baseline needs two arms or more")
 
 
 CONTROLS = ("base", "placebo")
