@@ -6,9 +6,11 @@ the two is what over-optimisation is about (Gao et al., arXiv:2210.10760).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 from harness.errors import InputError, suggest
@@ -74,21 +76,34 @@ class ClassifierGold:
 
     Args:
         name: of a sequence-classification model on the hub, or a local folder.
+        revision: the commit of a model on the hub.
         device: where it runs.
+        batch: texts read at once; moves memory, not numbers.
 
     Raises:
-        InputError: it cannot be loaded, or has no class that is called positive.
+        InputError: it cannot be loaded, is on the hub and not pinned, or has no class that is
+            called positive.
     """
 
     version: ClassVar[int] = 1
 
-    def __init__(self, name: str, device: str = "cpu", batch: int = 64) -> None:
+    def __init__(
+        self, name: str, revision: str | None = None, device: str = "cpu", batch: int = 64
+    ) -> None:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        if revision is None and not Path(name).is_dir():
+            raise InputError(
+                f"reward.learned.gold_model: {name!r} is no folder here; if it is a hub id, pin it "
+                "with reward.learned.gold_revision (a commit hash)"
+            )
+        options: Any = {"revision": revision} if revision else {}
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(name)
-            model: Any = AutoModelForSequenceClassification.from_pretrained(name)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(name, **options)
+            model: Any = AutoModelForSequenceClassification.from_pretrained(
+                name, dtype=torch.float32, **options
+            )
         except (OSError, ValueError) as error:
             line = str(error).splitlines()[0]
             raise InputError(
@@ -139,7 +154,7 @@ def make_gold(spec: LearnedSpec, device: str = "cpu") -> GoldScorer:
             + ("takes no gold_model" if spec.gold_model else "needs a gold_model; name one")
         )
     if spec.gold == CLASSIFIER:
-        return ClassifierGold(str(spec.gold_model), device)
+        return ClassifierGold(str(spec.gold_model), spec.gold_revision, device)
     if spec.gold not in SCORERS:
         known = [*SCORERS, CLASSIFIER]
         raise InputError(
@@ -149,11 +164,16 @@ def make_gold(spec: LearnedSpec, device: str = "cpu") -> GoldScorer:
 
 
 def gold_identity(spec: LearnedSpec) -> dict[str, Any]:
-    """What a gold reward is pinned by, without loading it."""
+    """What a gold reward is pinned by, without loading it; a local folder by its weights' bytes."""
     if spec.gold in SCORERS:
         scorer = SCORERS[spec.gold]()
         return {
             "gold": spec.gold, "version": scorer.version, "repetition": scorer.repetition,
             "unfinished": scorer.unfinished,
         }  # fmt: skip
-    return {"gold": spec.gold, "model": spec.gold_model, "version": ClassifierGold.version}
+    found = {"gold": spec.gold, "model": spec.gold_model, "version": ClassifierGold.version}
+    folder = Path(str(spec.gold_model))
+    if not folder.is_dir():
+        return found | {"revision": spec.gold_revision}
+    files = sorted((*folder.glob("*.safetensors"), *folder.glob("*.json")))
+    return found | {"files": {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in files}}

@@ -57,5 +57,6 @@ class LearnedSpec(Strict):
 
     gold: str
     gold_model: str | None = None  # of a gold scorer that is a model itself: a name or folder
+    gold_revision: str | None = None  # of one on the hub
     success: float
     model: RewardModelSpec
