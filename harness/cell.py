@@ -20,6 +20,7 @@ from harness.errors import CellError, DivergedError, InputError
 from harness.evaluate import Divergence, Evaluated, Protocol, evaluate
 from harness.external.arm import ExternalArm
 from harness.footprint import memory_record
+from harness.grading import check_reward, make_judge, open_grader, reward_shape
 from harness.identity import tree
 from harness.job import BASE, PLACEBO, Cell, Context, configured
 from harness.learner import Learner
@@ -36,12 +37,14 @@ from harness.models import (
 )
 from harness.record import environment, identity, input_hashes
 from harness.reference import build_reference, reference_shape
-from harness.rewards.judge import MathsJudge, make_grader
+from harness.rewards.learned import LearnedGrader
 from harness.rewards.maths import MathGrader
 from harness.rewards.steps import StepJudge, step_grader
 from harness.samplers import make_sampler
 from harness.store import CellFolder, chained, disk_errors, same
 from harness.train import train
+
+Grader = MathGrader | LearnedGrader
 
 
 def run_cell(context: Context, cell: Cell) -> None:
@@ -97,6 +100,7 @@ class CellRun:
         if declared is not None:
             self.spec, self.arm = configured(context.spec, declared, dict(cell.settings))
             step_grader(self.spec, self.arm)  # may refuse
+            check_reward(self.spec, self.arm)
         runtime = self.spec.runtime
         torch.set_num_threads(runtime.threads)
         self.device = resolve_device(runtime.device)
@@ -113,7 +117,8 @@ class CellRun:
         }  # fmt: skip
 
     def run(self) -> None:
-        with make_grader(self.spec.reward) as grader, PeakMeter(str(self.device)) as meter:
+        grading = open_grader(self.spec, self.base, self.sets)
+        with grading as grader, PeakMeter(str(self.device)) as meter:
             if self.arm is None:
                 self._run_base(grader)
             else:
@@ -121,7 +126,7 @@ class CellRun:
 
     # -- the control without training ---------------------------------------------------------
 
-    def _run_base(self, grader: MathGrader) -> None:
+    def _run_base(self, grader: Grader) -> None:
         policy = Policy(self.base.model, self.spec.sampling.temperature)
         sampler = make_sampler(self.spec, self.base.model, self.base)
         shapes = {"policy": ModelShape.from_model(self.base.model)}
@@ -141,7 +146,7 @@ class CellRun:
 
     # -- an arm -------------------------------------------------------------------------------
 
-    def _run_arm(self, arm: Arm, grader: MathGrader, meter: PeakMeter) -> None:
+    def _run_arm(self, arm: Arm, grader: Grader, meter: PeakMeter) -> None:
         loop = self.build(arm, grader)
         self._write_identity(arm, loop.ledger.shapes)
         folder = self.folder.path / "checkpoint"
@@ -179,7 +184,7 @@ class CellRun:
         self._finish(loop.ledger, loop.progress.step, chains["steps"], chains["evals"])
         drop_checkpoint(self.folder.path / "checkpoint")
 
-    def build(self, arm: Arm, grader: MathGrader) -> Loop:
+    def build(self, arm: Arm, grader: Grader) -> Loop:
         """Policy, reference and critic as the arm needs them, and the loop around them."""
         spec, seed = self.spec, self.cell.seed
         arm.check(spec.sampling.completions_per_prompt)
@@ -208,11 +213,13 @@ class CellRun:
             shapes["reference"] = reference_shape(reference, self.base, shapes["policy"])
         if critic is not None:
             shapes["critic"] = critic_shape(critic, self.base, shapes["policy"])
+        if isinstance(grader, LearnedGrader) and arm.reward is None:
+            shapes["reward_model"] = reward_shape(grader)
         train_set = self.sets["train"]
         budget = spec.budget.model_copy(update={"limit": self.cell.limit})
         controls = Controls(seed, spec.sampling, spec.optimizer, budget)
         placebo = self.cell.arm == PLACEBO
-        judge = MathsJudge(grader, train_set.problems, spec.reward, placebo=placebo)
+        judge = make_judge(spec, arm, grader, train_set, placebo=placebo)
         return Loop(
             arm=arm,
             controls=controls,
@@ -289,7 +296,7 @@ class CellRun:
         share = 1.0 if loop.finished else loop.share_spent
         return [s for s in shares if s <= share and s not in done]
 
-    def _evaluate(self, loop: Loop, grader: MathGrader, due: list[float], chain: str) -> str:
+    def _evaluate(self, loop: Loop, grader: Grader, due: list[float], chain: str) -> str:
         """Evaluate now, for every share of the budget just passed."""
         e = self.spec.evaluation
         names, samples, purpose = self._tests(), e.curve_samples, "curve"

@@ -165,13 +165,13 @@ def _results() -> Iterator[Check]:
 
 
 def _cache_root() -> Path:
-    from harness.warmstart import CACHE_VARIABLE, DEFAULT_CACHE
+    from harness.artefact import CACHE_VARIABLE, DEFAULT_CACHE
 
     return Path(os.environ.get(CACHE_VARIABLE) or DEFAULT_CACHE).expanduser().absolute()
 
 
 def _cache() -> Iterator[Check]:
-    from harness.warmstart import CACHE_VARIABLE
+    from harness.artefact import CACHE_VARIABLE
 
     root = _cache_root()
     why = _writable(_existing(root))

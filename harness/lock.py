@@ -14,12 +14,12 @@ from harness.amendments import GROWING, amended, amendments, applied, spec_chang
 from harness.arm import parts
 from harness.data import PromptSet, PromptStream, StreamHash, load_split, prompt_set, splits
 from harness.errors import InputError, shown
+from harness.grading import check_reward, open_grader
 from harness.identity import difference, tree
 from harness.job import Context
 from harness.models import load_base, resolve_device
 from harness.plugins import recorded_origin
 from harness.record import input_hashes
-from harness.rewards.judge import make_grader
 from harness.rewards.steps import step_grader
 from harness.samplers import check_engine
 from harness.spec.load import read_yaml
@@ -44,6 +44,7 @@ def make_lock(context: Context) -> dict[str, Any]:
         arm.arm.check(spec.sampling.completions_per_prompt)
         _check_groups(spec, arm.arm.name, arm.arm.group_size(spec.sampling.completions_per_prompt))
         step_grader(spec, arm.arm)
+        check_reward(spec, arm.arm)
         check_engine(spec, arm.arm)
         if spec.tuning:
             space(spec, arm.arm)
@@ -53,7 +54,7 @@ def make_lock(context: Context) -> dict[str, Any]:
         name: prompt_set(name, data.problems, spec, base.tokenizer, base.context)
         for name, data in loaded.items()
     }
-    with make_grader(spec.reward) as grader:
+    with open_grader(spec, base, sets) as grader:
         for problems in sets.values():
             grader.check_golds(
                 [p.id for p in problems.problems], [p.answer for p in problems.problems]

@@ -17,11 +17,11 @@ from harness.arms import FoundArm
 from harness.code import code_sha256, git_commit
 from harness.cost.shape import ModelShape
 from harness.data import PromptSet
+from harness.grading import reward_hashes
 from harness.identity import digest, tree
 from harness.job import PLACEBO, Cell, Context
 from harness.models import Base
 from harness.plugins import file_hashes, recorded_origin
-from harness.rewards.judge import reward_identity
 from harness.spec.schema import ExperimentSpec
 
 ENTROPY_COEF = 0.0  # no arm has an entropy bonus; recorded so that one could not hide
@@ -74,7 +74,7 @@ def input_hashes(context: Context, base: Base, sets: Mapping[str, PromptSet]) ->
         "model": base.model_sha256,
         "tokenizer": base.tokenizer_sha256,
         "code": code_sha256(),
-        "reward": digest(reward_identity(spec.reward)),
+        **reward_hashes(spec, base, sets),
         **{f"data.{name}": problems.sha256 for name, problems in sets.items()},
         **file_hashes(context.plugin_files),
     }

@@ -13,27 +13,17 @@ accelerate's environment) can reach a bit of them.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import hashlib
 import json
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.errors import CellError, InputError, suggest
+from harness.artefact import Artefact, ensure, keyed
+from harness.errors import InputError, suggest
 from harness.recipes import RECIPES, WARMSTART_VERSION, Recipe, recipe_from_json
 
-CACHE_VARIABLE, DEFAULT_CACHE = "HARNESS_CACHE", "~/.cache/harness"
-
-_WEIGHTS, _MANIFEST = "model.safetensors", "recipe.json"
-_LIBRARIES = ("torch", "transformers", "trl", "accelerate", "tokenizers")
 _IGNORED = -100  # the label that the loss skips
 _LOG_EVERY = 100
 
@@ -65,135 +55,30 @@ def ensure_embedded_base(
     """
     if name not in RECIPES:
         raise InputError(f"model.name: no embedded model {name!r}.{suggest(name, RECIPES)}")
-    manifest = _manifest(name, RECIPES[name], seed)
-    root = _cache_root(cache_dir)
-    folder = root / f"{name}-{manifest['key']}"
-    if _is_complete(folder):
-        return folder
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with _locked(root / f"{folder.name}.lock"):
-            if not _is_complete(folder):
-                _publish(manifest, folder, progress or (lambda line: None))
-    except OSError as error:
-        raise InputError(
-            f"{CACHE_VARIABLE}: cannot write {root} ({error.strerror}); name a writable folder "
-            "with free space"
-        ) from error
-    return folder
+    recipe = RECIPES[name]
+    wanted = Artefact(
+        kind="embedded",
+        name=name,
+        title=f"embedded/{name}",
+        manifest=_manifest(name, recipe, seed),
+        record="recipe.json",
+        module="harness.warmstart",
+        threads=recipe.threads,
+    )
+    return ensure(wanted, cache_dir=cache_dir, progress=progress)
 
 
 def _manifest(name: str, recipe: Recipe, seed: int) -> dict[str, Any]:
     """What the weights depend on, and the key that it hashes to."""
-    content = {
-        "name": name,
-        "seed": seed,
-        "recipe": dataclasses.asdict(recipe),
-        "warmstart_version": WARMSTART_VERSION,
-        "generator_version": recipe.generator_version,
-        "libraries": {library: version(library) for library in _LIBRARIES},
-    }
-    text = json.dumps(content, sort_keys=True)
-    return {"key": hashlib.sha256(text.encode()).hexdigest()[:16], **json.loads(text)}
-
-
-def _cache_root(cache_dir: Path | None) -> Path:
-    if cache_dir is None:
-        cache_dir = Path(os.environ.get(CACHE_VARIABLE) or DEFAULT_CACHE)
-    return Path(cache_dir).expanduser().absolute() / "embedded"
-
-
-def _is_complete(folder: Path) -> bool:
-    """Whether a folder holds a model whose weights are those that were published."""
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_text())
-        return manifest["weights_sha256"] == _file_sha256(folder / _WEIGHTS)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _file_sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock; the system frees it when its holder dies, however it dies."""
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
-def _publish(manifest: dict[str, Any], folder: Path, progress: Callable[[str], None]) -> None:
-    """Build in a folder beside the final one and rename it there whole. Needs the lock."""
-    prefix = f".{folder.name}."
-    for stale in folder.parent.glob(f"{prefix}*"):  # left by a build that was killed
-        shutil.rmtree(stale, ignore_errors=True)
-    work = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
-    try:
-        _run_build(manifest, work, progress)
-        built = work / "model"
-        record = {**manifest, "weights_sha256": _file_sha256(built / _WEIGHTS)}
-        (built / _MANIFEST).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
-        if folder.exists():  # incomplete or damaged, else it would have been returned
-            shutil.rmtree(folder)
-        built.rename(folder)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _run_build(manifest: dict[str, Any], work: Path, progress: Callable[[str], None]) -> None:
-    """Run this module as a child process; its lines go to ``progress``."""
-    progress(f"building embedded/{manifest['name']} (seed {manifest['seed']}), once")
-    errors = work / "stderr.txt"
-    with errors.open("w") as stderr:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "harness.warmstart"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            cwd=work,
-            env=_child_environment(manifest["recipe"]["threads"], work),
-        )
-        assert child.stdin is not None
-        assert child.stdout is not None
-        try:
-            child.stdin.write(json.dumps(manifest))
-            child.stdin.close()
-            for line in child.stdout:
-                progress(f"embedded/{manifest['name']}: {line.rstrip()}")
-            code = child.wait()
-        finally:
-            child.kill()
-            child.wait()
-    if code != 0:
-        lines = [line for line in errors.read_text().splitlines() if line.strip()]
-        reason = lines[-1] if lines else f"its process ended with {code}"
-        raise CellError(f"building embedded/{manifest['name']} failed: {reason}")
-
-
-def _child_environment(threads: int, work: Path) -> dict[str, str]:
-    """The caller's environment without what would reach the trainer or the arithmetic."""
-    prefixes = ("ACCELERATE_", "CUDA_", "HF_", "MKL_", "OMP_", "TORCH", "TRANSFORMERS_", "WANDB_")
-    distributed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(prefixes) and key not in distributed
-    }
-    source = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-    return {
-        **kept,
-        "PYTHONPATH": path,
-        "OMP_NUM_THREADS": str(threads),
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HOME": str(work / "huggingface"),
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    return keyed(
+        {
+            "name": name,
+            "seed": seed,
+            "recipe": dataclasses.asdict(recipe),
+            "warmstart_version": WARMSTART_VERSION,
+            "generator_version": recipe.generator_version,
+        }
+    )
 
 
 def _train(recipe: Recipe, seed: int, work: Path) -> None:

@@ -16,7 +16,7 @@ from harness.arms.dppo import DPPO_KL, DPPO_TOPK_TV, DPPO_TV
 from harness.arms.dr_grpo import DR_GRPO
 from harness.arms.external import TRL_GRPO_TRAINER, TRL_RLOO_TRAINER
 from harness.arms.filtered import GRPO_FILTERED, LITE_PPO
-from harness.arms.gold import GRPO_GOLD, PPO_GOLD
+from harness.arms.gold import DAPO_SCORE, GRPO_GOLD, PPO_GOLD
 from harness.arms.grpo import GRPO, GRPO_CLIP_HIGHER
 from harness.arms.gspo import GSPO
 from harness.arms.iterative import GRPO_ITERATIVE
@@ -69,7 +69,7 @@ ARMS: dict[str, Arm] = {
 }
 
 EXTERNAL: dict[str, Arm] = {arm.name: arm for arm in (TRL_GRPO_TRAINER, TRL_RLOO_TRAINER)}
-GOLD: dict[str, Arm] = {arm.name: arm for arm in (PPO_GOLD, GRPO_GOLD)}
+GOLD: dict[str, Arm] = {arm.name: arm for arm in (DAPO_SCORE, PPO_GOLD, GRPO_GOLD)}
 BUILT_IN = ARMS | RUNGS | EXTERNAL | GOLD
 ENTRY_POINTS = "harness.arms"
 CONTROLS = ("base", "placebo")

@@ -8,10 +8,10 @@ from harness.cell import CellRun
 from harness.checkpoint import load_weights
 from harness.errors import InputError, suggest
 from harness.evaluate import evaluate
+from harness.grading import open_grader
 from harness.job import BASE, PLACEBO, Cell, Context
 from harness.metrics import maj_at_k, pass_at_k
 from harness.models import Policy, trainable
-from harness.rewards.judge import make_grader
 from harness.samplers import make_sampler
 from harness.store import CellFolder
 
@@ -41,7 +41,7 @@ def evaluate_weights(
             raise InputError(f"{weights} does not exist; weights stay with the machine that ran")
         load_weights(weights, model)
     protocol = run.protocol(samples or context.spec.evaluation.samples)
-    with make_grader(run.spec.reward) as grader:
+    with open_grader(run.spec, run.base, run.sets) as grader:
         found = evaluate(
             split, run.sets[split], protocol, make_sampler(run.spec, model, run.base),
             grader, run.divergence(Policy(model, run.spec.sampling.temperature)),

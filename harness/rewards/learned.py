@@ -21,6 +21,7 @@ from harness.rewards.maths import Outcome, Verdict
 from harness.samplers.sampler import Drawn
 from harness.tasks.task import Problem
 
+JUDGE_VERSION = 1
 SCORE_DIGITS = 6  # of a stored score
 ABOVE, BELOW = "above", "below"  # the two classes of a majority vote
 
