@@ -242,13 +242,16 @@ def expected_best(scores: Sequence[float], n: int, replacement: bool) -> float:
             f"expected best of n = {n} of {total} trials: need at least 1 of each, and no more "
             "drawn than were run unless they are drawn with replacement"
         )
-    ordered = sorted(scores)
+    shares = best_shares(total, n, replacement)
+    return math.fsum(score * share for score, share in zip(sorted(scores), shares, strict=True))
+
+
+def best_shares(total: int, n: int, replacement: bool) -> list[float]:
+    """Chance that the i-th lowest of ``total`` trials is the best of n drawn, i = 1..total."""
     if replacement:
-        shares = [(i / total) ** n - ((i - 1) / total) ** n for i in range(1, total + 1)]
-    else:
-        ways = math.comb(total, n)
-        shares = [math.comb(i - 1, n - 1) / ways for i in range(1, total + 1)]
-    return math.fsum(score * share for score, share in zip(ordered, shares, strict=True))
+        return [(i / total) ** n - ((i - 1) / total) ** n for i in range(1, total + 1)]
+    ways = math.comb(total, n)
+    return [math.comb(i - 1, n - 1) / ways for i in range(1, total + 1)]
 
 
 def problem_clustered_se(correct: Sequence[Sequence[bool | int]]) -> float:

@@ -17,7 +17,6 @@ NOT_YET_SHIPPED = {
     "sequence_level_kl_for_frontier": "the reward-KL frontier",
     "best_of_n_kl": "the reward-KL frontier",
     "gao_overoptimization_curves": "the reward-KL frontier",
-    "iqm_eight_runs": "interquartile means",
 }
 
 
