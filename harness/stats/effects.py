@@ -3,7 +3,7 @@
 The training seed is the unit of replication, and every seed answers the same problems. The interval
 to show is ``crossed_interval``: Student's t with seeds and problems as crossed random factors. It
 covers 93 to 98 % where it says 95, down to five seeds; the percentile bootstrap (``boot_low``,
-``boot_high``) covers as little as 86 % with five seeds whose spread outweighs the problems'.
+``boot_high``) covers as little as 85 % with five seeds whose spread outweighs the problems'.
 """
 
 from __future__ import annotations
