@@ -204,10 +204,17 @@ def all_equivalent(family: Mapping[str, Verdict]) -> bool:
 
 
 def holm(p_values: list[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order given."""
-    from statsmodels.stats.multitest import multipletests
+    """Holm's adjusted p-values, in the order given.
 
-    return np.asarray(multipletests(p_values, method="holm")[1]).tolist()
+    Not statsmodels', which runs the garbage collector at each call: a tenth of a second, too long
+    for ``sensitivity``, which judges a family hundreds of times.
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p, kind="stable")
+    rising = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum(rising, 1.0)
+    return adjusted.tolist()
 
 
 def _label(found: Verdict) -> Label:
