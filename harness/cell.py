@@ -18,7 +18,7 @@ from harness.cost.shape import ModelShape
 from harness.data import PromptSet, PromptStream, StreamHash, load_split, prompt_set, splits
 from harness.errors import CellError, DivergedError, InputError
 from harness.evaluate import Divergence, Evaluated, Protocol, evaluate
-from harness.external.arm import ExternalArm
+from harness.external.arm import ExternalArm, OfflineArm
 from harness.footprint import memory_record
 from harness.grading import check_reward, make_judge, open_grader, reward_shape
 from harness.identity import tree
@@ -35,8 +35,10 @@ from harness.models import (
     resolve_device,
     trainable,
 )
+from harness.pairs import PairData
 from harness.record import environment, identity, input_hashes
 from harness.reference import build_reference, reference_shape
+from harness.reward_model import RewardModel, preferences
 from harness.rewards.learned import LearnedGrader
 from harness.rewards.maths import MathGrader
 from harness.rewards.steps import StepJudge, step_grader
@@ -177,12 +179,33 @@ class CellRun:
             from harness.external.run import train_externally  # trl takes seconds to import
 
             train_externally(loop, self.base, self.spec, self.folder.path / "trainer", ended)
+        elif isinstance(arm, OfflineArm):
+            from harness.external.offline_run import train_offline
+
+            folder = self.folder.path / "trainer"
+            train_offline(loop, self.base, self.spec, self.pairs(grader), folder, ended)
         else:
             train(loop, ended)
         self.folder.write("memory.json", memory_record(self.spec, loop, meter))
         save_weights(self.folder.path / "checkpoint", loop.learner)
         self._finish(loop.ledger, loop.progress.step, chains["steps"], chains["evals"])
         drop_checkpoint(self.folder.path / "checkpoint")
+
+    def pairs(self, grader: Grader) -> PairData:
+        """The preference pairs that the experiment's reward model was fitted to.
+
+        Raises:
+            CellError: they cannot be had again as they were.
+        """
+        assert isinstance(grader, LearnedGrader)
+        assert isinstance(grader.model, RewardModel)
+        found = preferences(self.spec, self.base, self.sets, grader.gold)
+        if found.sha256 != grader.model.card["pairs_sha256"]:
+            raise CellError(
+                "the preference pairs are not those of the reward model, which was fitted on "
+                "another machine or version; remove it from the cache, and start anew"
+            )
+        return PairData(found.train, found.sha256)
 
     def build(self, arm: Arm, grader: Grader) -> Loop:
         """Policy, reference and critic as the arm needs them, and the loop around them."""
@@ -213,7 +236,8 @@ class CellRun:
             shapes["reference"] = reference_shape(reference, self.base, shapes["policy"])
         if critic is not None:
             shapes["critic"] = critic_shape(critic, self.base, shapes["policy"])
-        if isinstance(grader, LearnedGrader) and arm.reward is None:
+        scored = arm.reward is None and not isinstance(arm, OfflineArm)
+        if isinstance(grader, LearnedGrader) and scored:
             shapes["reward_model"] = reward_shape(grader)
         train_set = self.sets["train"]
         budget = spec.budget.model_copy(update={"limit": self.cell.limit})

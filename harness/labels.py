@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from harness.arm import Arm
-from harness.external.arm import ExternalArm, TRLLoop
+from harness.external.arm import ExternalArm, OfflineArm, TRLLoop, TRLOffline
 from harness.identity import tree
 from harness.parts import trust_region as trust
 from harness.parts.advantage import (
@@ -31,6 +31,7 @@ from harness.parts.exclude import Unfinished, ZeroVariance
 from harness.parts.imitate import Imitate
 from harness.parts.kl import AdaptiveKL, KLInLoss, KLInReward, NoKL, Refresh
 from harness.parts.mixing import NeighbourMixing
+from harness.parts.preference import KLInPreference, SigmoidLoss
 from harness.parts.process import ProcessSupervision
 from harness.parts.ratio import NoRatio, ProductRatio, SequenceRatio, TokenRatio
 from harness.parts.reward import GoldReward
@@ -72,7 +73,9 @@ def axes_of(arm: Arm) -> dict[str, str]:
     }
     if arm.reward is not None:
         row["reward"] = label(arm.reward)
-    if isinstance(arm, ExternalArm):
+    if isinstance(arm, OfflineArm):
+        row["preference"] = label(arm.preference)
+    if isinstance(arm, (ExternalArm, OfflineArm)):
         row["loop"] = label(arm.loop)
     return row if type(arm) is Arm else row | {"arm": type(arm).__name__}
 
@@ -81,6 +84,8 @@ def family(arm: Arm) -> str:
     """What the arm compares a score with, as a heading for those that do the same."""
     if isinstance(arm, ExternalArm):
         return f"in the trainers of {arm.loop.library}"
+    if isinstance(arm, OfflineArm):
+        return "from pairs of completions, sampling nothing"
     return FAMILIES.get(type(arm.advantage), f"by {type(arm.advantage).__name__}")
 
 
@@ -254,6 +259,9 @@ LABELS: dict[type, tuple[Callable[[Any], str], tuple[str, ...]]] = {
     UnfinishedPenalty: (_cut, ("value", "replace")),
     Imitate: (lambda part: f"NLL {part.coef:g}", ("coef",)),
     GoldReward: (_is("gold"), ()),
+    KLInPreference: (lambda part: f"preference {_number(part.kl_coef)}", ("kl_coef",)),
+    SigmoidLoss: (_is("sigmoid of the margin"), ()),
+    TRLOffline: (lambda part: f"{part.library} {part.trainer}", ("trainer", "library")),
     TRLLoop: (_loop, ("trainer", "sampler", "library")),
 }
 

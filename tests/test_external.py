@@ -437,7 +437,7 @@ def test_what_trl_reads_otherwise_is_refused():
         accelerator=SimpleNamespace(mixed_precision="fp16", num_processes=1)
     )
     with pytest.raises(InputError, match="unset ACCELERATE_MIXED_PRECISION"):
-        external_trainer._check_environment(fp16)
+        external_trainer.check_environment(fp16)
 
 
 # -- stopping and going on ------------------------------------------------------------------------

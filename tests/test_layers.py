@@ -39,7 +39,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("data", "rewards"),
     ("preference_data",),
     ("samplers", "reference"),
-    ("models", "external.settings"),
+    ("models", "external.offline_settings"),
+    ("external.settings",),
     ("warmstart", "ledger", "job"),
     ("recipes", "artefact"),
     ("spec",),
@@ -50,6 +51,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("combinations",),
     ("parts", "tasks"),
     ("cost", "store", "knobs", "plugins", "types", "axes", "stats"),
+    ("pairs",),
     ("schedule", "metrics", "tokenizer", "identity", "code"),
     ("errors",),
 )

@@ -12,6 +12,7 @@ from harness.arm import Arm
 from harness.arms.cispo import CISPO
 from harness.arms.cppo import CPPO, CPPO_BINARY, CPPO_FIXED
 from harness.arms.dapo import DAPO, DAPO_FILTERED
+from harness.arms.dpo import DPO
 from harness.arms.dppo import DPPO_KL, DPPO_TOPK_TV, DPPO_TV
 from harness.arms.dr_grpo import DR_GRPO
 from harness.arms.external import TRL_GRPO_TRAINER, TRL_RLOO_TRAINER
@@ -69,8 +70,9 @@ ARMS: dict[str, Arm] = {
 }
 
 EXTERNAL: dict[str, Arm] = {arm.name: arm for arm in (TRL_GRPO_TRAINER, TRL_RLOO_TRAINER)}
+OFFLINE: dict[str, Arm] = {DPO.name: DPO}
 GOLD: dict[str, Arm] = {arm.name: arm for arm in (DAPO_SCORE, PPO_GOLD, GRPO_GOLD)}
-BUILT_IN = ARMS | RUNGS | EXTERNAL | GOLD
+BUILT_IN = ARMS | RUNGS | EXTERNAL | OFFLINE | GOLD
 ENTRY_POINTS = "harness.arms"
 CONTROLS = ("base", "placebo")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")

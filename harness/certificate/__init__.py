@@ -21,6 +21,12 @@ from harness.certificate.checks_evaluation import check_evaluation
 from harness.certificate.checks_flops import check_flops
 from harness.certificate.checks_identity import check_arms, check_hashes, check_pinned
 from harness.certificate.checks_ladder import check_ladder, named_axes
+from harness.certificate.checks_offline import (
+    check_nothing_sampled,
+    check_offline_effective,
+    check_pair_flops,
+    check_pairs,
+)
 from harness.certificate.checks_tuning import check_controls, check_tuning
 from harness.certificate.checks_update import check_effective
 from harness.certificate.design import Design
@@ -36,13 +42,26 @@ FORMAT = 1
 CERTIFICATE = "certificate.json"
 
 
+Find = Callable[[Evidence, Design], Iterator[Violation]]
+
+
 @dataclass(frozen=True)
 class Rule:
     """A check: its name, what holds when it passes, and how it looks."""
 
     name: str
     proves: str
-    find: Callable[[Evidence, Design], Iterator[Violation]]
+    find: Find
+
+
+def both(sampling: Find, offline: Find) -> Find:
+    """A check of arms that sample and, in its place, of arms that learn from pairs."""
+
+    def find(evidence: Evidence, design: Design) -> Iterator[Violation]:
+        yield from sampling(evidence, design)
+        yield from offline(evidence, design)
+
+    return find
 
 
 RULES = (
@@ -64,19 +83,21 @@ RULES = (
          check_hashes),
     Rule("prompts",
          "Every run of one seed drew the same prompts in the same order, from the first on.",
-         check_prompts),
+         both(check_prompts, check_pairs)),
     Rule("graded",
          "Every completion was graded once by the pinned reward, in groups of the declared size, "
-         "and used or charged as dropped.", check_graded),
+         "and used or charged as dropped.", both(check_graded, check_nothing_sampled)),
     Rule("budget",
          "Every run of a kind had the same budget, stopped at the first step that spent it, and "
          "its totals agree with each other.", check_budget),
     Rule("flops",
          "The FLOPs charged follow from the recorded lengths and model shapes, and the lengths "
-         "from the tokens; every model that an arm needs was charged.", check_flops),
+         "from the tokens; every model that an arm needs was charged.",
+         both(check_flops, check_pair_flops)),
     Rule("effective",
          "Every step used the pinned decoding, learning rate, epochs and KL coefficient, and the "
-         "loss is the sum of its declared terms.", check_effective),
+         "loss is the sum of its declared terms.",
+         both(check_effective, check_offline_effective)),
     Rule("tuning",
          "Every arm had the same trials, judged on validation alone, and its final seeds run the "
          "best of them.", check_tuning),
@@ -195,9 +216,10 @@ def audit(results: Path) -> Certificate:
 
 def _proves(rule: Rule, external: Mapping[str, Any]) -> str:
     """What a rule shows, less what it does not show of arms that another trainer trains."""
-    if rule.name != "effective" or not external:
+    less = [arm for arm, found in external.items() if rule.name in found["checks"]]
+    if not less:
         return rule.proves
-    return f"{rule.proves} Of {', '.join(external)} it shows less: see external."
+    return f"{rule.proves} Of {', '.join(less)} it shows less: see external."
 
 
 def write_certificate(results: Path) -> Certificate:

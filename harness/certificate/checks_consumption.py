@@ -30,7 +30,7 @@ def before_and_after(steps: tuple[Step, ...]) -> Iterator[tuple[int, Spent, Step
 def check_prompts(evidence: Evidence, design: Design) -> Iterator[Violation]:
     """One seed, one stream of prompts: every arm drew the same ones in the same order."""
     first_with: dict[tuple[int, str], tuple[Cell, str]] = {}
-    for cell, run, steps in evidence.trained():
+    for cell, run, steps in design.sampling_cells(evidence):
         locked = design.lock.streams.get(str(run.seed))
         if locked is None:
             yield violation(
@@ -84,7 +84,7 @@ def _multiples(
 
 def check_graded(evidence: Evidence, design: Design) -> Iterator[Violation]:
     """Every completion was graded once, and used or charged as dropped."""
-    for cell, run, steps in evidence.trained():
+    for cell, run, steps in design.sampling_cells(evidence):
         size, batch = design.group_size(cell, run), design.batch(run)
         resamples = part(design.locked_parts(cell), "sampling").get("part") != "FixedGroups"
         for line, before, step in before_and_after(steps):

@@ -19,9 +19,9 @@ from harness.ledger import convention, generation_from, shape_from, step_flops
 
 def check_flops(evidence: Evidence, design: Design) -> Iterator[Violation]:
     """FLOPs computed again from recorded lengths and shapes are the FLOPs charged."""
-    for cell, run, steps in evidence.trained():
+    for cell, run, steps in design.sampling_cells(evidence):
         try:
-            shapes = _shapes(run)
+            shapes = shapes_of(run)
         except (TypeError, KeyError, ValueError, InputError):
             continue  # the pinned check reports shapes that cannot be read
         charged: Mapping[str, float] = {}
@@ -37,7 +37,7 @@ def check_flops(evidence: Evidence, design: Design) -> Iterator[Violation]:
             charged = step.flops
 
 
-def _shapes(run: Run) -> dict[str, ModelShape]:
+def shapes_of(run: Run) -> dict[str, ModelShape]:
     records = {
         "policy": run.shapes.policy,
         "critic": run.shapes.critic,
@@ -64,6 +64,19 @@ def _step(
             "flops", cell.id, f"{key}: lengths", sorted(needed), sorted(step.lengths),
             "not every model that the arm needs was charged, or one that it does not need was",
         )  # fmt: skip
+    yield from charges_follow(cell, key, step, charged, shapes, design)
+    yield from _lengths(cell, key, before, step, run, design)
+
+
+def charges_follow(
+    cell: Cell,
+    key: str,
+    step: Step,
+    charged: Mapping[str, float],
+    shapes: Mapping[str, ModelShape],
+    design: Design,
+) -> Iterator[Violation]:
+    """What a step adds to ``charged`` is what its lengths cost in models of these shapes."""
     expected = step_flops(step.lengths, shapes, convention(design.spec.model))
     for role in sorted(expected.keys() | step.flops.keys() | charged.keys()):
         found = step.flops.get(role, 0) - charged.get(role, 0)
@@ -74,7 +87,6 @@ def _step(
                 "flops", cell.id, f"{key}: flops.{role}", expected.get(role, 0), found,
                 "the FLOPs of this step do not follow from its lengths and the model's shape",
             )  # fmt: skip
-    yield from _lengths(cell, key, before, step, run, design)
 
 
 def needed_charges(step: Step, models: set[str]) -> set[str]:

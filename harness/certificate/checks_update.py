@@ -33,10 +33,10 @@ ADVANTAGE_TOLERANCE = 1e-4
 
 def check_effective(evidence: Evidence, design: Design) -> Iterator[Violation]:
     """Each step used the pinned numbers, and its loss is the sum of its declared terms."""
-    for cell, run, steps in evidence.trained():
+    for cell, run, steps in design.sampling_cells(evidence):
         parts = design.parts_of(cell, run)
         yield from _phases(cell, steps, parts)
-        yield from _coefficients(cell, steps, parts)
+        yield from coefficients(cell, steps, parts)
         yield from _references(cell, run, steps, parts, design)
         charged: Mapping[str, float] = {}
         policy_updates = 0  # the critic's warm-up does not use up the policy's
@@ -57,7 +57,7 @@ def check_effective(evidence: Evidence, design: Design) -> Iterator[Violation]:
                 )  # fmt: skip
             elif step.used and step.effective is not None:
                 yield from _pinned(cell, key, step, step.effective, run, design)
-                share = _share(cell, step, before, charged, design)
+                share = share_before(cell, step, before, charged, design)
                 done = {"learning_rate": policy_updates, "critic_learning_rate": before.updates}
                 yield from _rates(cell, key, step.effective, done, share, run, design, parts)
                 yield from _weights(cell, key, step.effective, parts)
@@ -78,7 +78,7 @@ def _phases(cell: Cell, steps: tuple[Step, ...], parts: Mapping[str, Any]) -> It
             )  # fmt: skip
 
 
-def _coefficients(
+def coefficients(
     cell: Cell, steps: tuple[Step, ...], parts: Mapping[str, Any]
 ) -> Iterator[Violation]:
     """The KL coefficient in force is the part's, or what its controller makes of it."""
@@ -156,7 +156,7 @@ def _pinned(
         )  # fmt: skip
 
 
-def _share(
+def share_before(
     cell: Cell, step: Step, before: Spent, charged: Mapping[str, float], design: Design
 ) -> tuple[float, float]:
     """Between which shares of the budget the optimizer steps began: after sampling and scoring."""

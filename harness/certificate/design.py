@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from harness.certificate.compare import with_settings
 from harness.certificate.evidence import BASE, PLACEBO, Cell, Evidence
-from harness.certificate.records import Lock, Run
+from harness.certificate.records import Lock, Run, Step
 from harness.spec.schema import ExperimentSpec, OptimizerSpec, RangeSpec, SamplingSpec
 
 CONTROL_SECTIONS = ("model", "data", "reward", "sampling", "optimizer", "evaluation")
@@ -152,6 +152,18 @@ class Design:
         """The parts that a cell must have run: the locked ones with its settings applied."""
         return with_settings(self.locked_parts(cell), self.own_settings(run))
 
+    def is_offline(self, cell: Cell) -> bool:
+        """Whether a cell's arm learns from preference pairs, and samples nothing."""
+        return is_offline(self.locked_parts(cell))
+
+    def sampling_cells(self, evidence: Evidence) -> Iterator[tuple[Cell, Run, tuple[Step, ...]]]:
+        """The trained cells of arms that sample."""
+        return (found for found in evidence.trained() if not self.is_offline(found[0]))
+
+    def offline_cells(self, evidence: Evidence) -> Iterator[tuple[Cell, Run, tuple[Step, ...]]]:
+        """The trained cells of arms that learn from pairs."""
+        return (found for found in evidence.trained() if self.is_offline(found[0]))
+
     @property
     def learned(self) -> bool:
         """Whether scores come from a reward model."""
@@ -160,7 +172,8 @@ class Design:
     def models_of(self, cell: Cell) -> set[str]:
         """The roles that a cell needs beside the policy."""
         parts = self.locked_parts(cell)
-        scores = {REWARD_MODEL} if self.learned and not parts.get("reward") else set()
+        told = parts.get("reward") or is_offline(parts)
+        scores = {REWARD_MODEL} if self.learned and not told else set()
         return models_beside_the_policy(parts) | scores
 
     def group_size(self, cell: Cell, run: Run) -> int:
@@ -184,6 +197,11 @@ def part(parts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """One part, or one inside another; empty where the arm has none."""
     found = parts.get(name)
     return found if isinstance(found, Mapping) else {}
+
+
+def is_offline(parts: Mapping[str, Any]) -> bool:
+    """Whether an arm of these parts learns from preference pairs."""
+    return bool(part(parts, "preference"))
 
 
 def models_beside_the_policy(parts: Mapping[str, Any]) -> set[str]:

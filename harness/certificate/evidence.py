@@ -20,7 +20,16 @@ from pydantic import BaseModel, ValidationError
 
 from harness.amendments import applied
 from harness.certificate.finding import MISSING, Violation, violation
-from harness.certificate.records import Diverged, Done, Evaluation, Lock, Run, Step, Timing
+from harness.certificate.records import (
+    Diverged,
+    Done,
+    Evaluation,
+    Lock,
+    OfflineStep,
+    Run,
+    Step,
+    Timing,
+)
 from harness.errors import InputError
 from harness.spec.load import read_yaml
 from harness.spec.schema import ExperimentSpec
@@ -162,14 +171,14 @@ def _read_cell(folder: Path, gaps: list[Violation]) -> Cell:
         name=name,
         path=folder,
         run=None if raw_run is None else _typed(Run, raw_run, where, "run.json", found),
-        steps=_typed_lines(Step, raw_steps, where, "steps.jsonl", found),
-        evals=_typed_lines(Evaluation, raw_evals, where, "evals.jsonl", found),
+        steps=_typed_lines(_step_model, raw_steps, where, "steps.jsonl", found),
+        evals=_typed_lines(lambda _: Evaluation, raw_evals, where, "evals.jsonl", found),
         done=None
         if raw_done is None or diverged
         else _typed(Done, raw_done, where, "done.json", found),
         diverged=_typed(Diverged, raw_done, where, "done.json", found) if diverged else None,
         timing=_typed_lines(
-            Timing,
+            lambda _: Timing,
             None if timing is None else [t for t in timing if "evaluation" not in t],
             where,
             "timing.jsonl",
@@ -281,8 +290,13 @@ def _typed(model: type[M], tree: Any, where: str, key: str, gaps: list[Violation
         return None
 
 
+def _step_model(line: Mapping[str, Any]) -> type[Step]:
+    """The record that a line of steps.jsonl says it is."""
+    return OfflineStep if line.get("phase") == "offline" else Step
+
+
 def _typed_lines(
-    model: type[M],
+    model_of: Callable[[dict[str, Any]], type[M]],
     lines: list[dict[str, Any]] | None,
     where: str,
     name: str,
@@ -292,7 +306,7 @@ def _typed_lines(
         return None
     found: list[Violation] = []
     typed = [
-        _typed(model, line, where, f"{name} line {number}", found)
+        _typed(model_of(line), line, where, f"{name} line {number}", found)
         for number, line in enumerate(lines, 1)
     ]
     gaps.extend(found[:MAX_GAPS])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.certificate.design import Design, part
+from harness.certificate.design import Design, is_offline, part
 
 LOOP = "loop"
 
@@ -18,6 +18,16 @@ SAMPLING = (
     "that completions were drawn by the experiment's engine: they are transformers' generate() on "
     "torch's generator, so arms of one seed share prompts and not luck",
     "that the policy that sampled is the one that was trained: its log-probs are not told",
+)
+
+OFFLINE = (
+    "that it learnt from the prompts of its seed: it learns from preference pairs, of which the "
+    "checks show data, order, number, cost, optimizer and loss",
+    "that its samples were graded: it has none, and pays neither for the pairs nor for their "
+    "labels, as no arm pays for fitting a reward model",
+    "that the order of pairs is the one of its seed: it is the same in all its runs of a seed",
+    "that the loss is the declared one on every batch: it is held against it on the first of "
+    "each step",
 )
 
 
@@ -39,8 +49,12 @@ def external_arms(design: Design) -> dict[str, dict[str, Any]]:
         if not loop:
             continue
         lines = UPDATE + (SAMPLING if samples_itself(arm.parts) else ())
+        checks = ["effective"]
+        if is_offline(arm.parts):
+            lines, checks = OFFLINE, ["prompts", "graded", "effective"]
         found[name] = {
             "loop": f"external: {loop.get('library')} {loop.get('trainer')}",
+            "checks": checks,  # that show less of it
             "not_proven": list(lines),
         }
     return found

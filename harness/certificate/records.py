@@ -159,6 +159,49 @@ class Step(Open):
     chain: str
 
 
+class Pairs(Closed):
+    """Preference pairs that a step read, and where in their stream it ended."""
+
+    read: PositiveInt
+    cursor: PositiveInt
+    count: PositiveInt  # in the data
+    sha256: str  # of the data
+    stream: dict[str, str]
+
+
+class OfflineUsed(Closed):
+    """What a step of an arm that learns from pairs really used."""
+
+    learning_rate: Amount
+    betas: list[Number]
+    eps: Amount
+    weight_decay: Amount
+    max_grad_norm: Amount
+    gradient_steps: PositiveInt
+    pairs_per_gradient_step: PositiveInt
+    loss_type: list[str]
+    label_smoothing: Amount
+
+
+class OfflineStep(Step):
+    """A step of an arm that learns from pairs: what belongs to a rollout is not there."""
+
+    phase: Literal["offline"]  # type: ignore[assignment]
+    prompts: Prompts = Prompts(drawn=0, cursor=0, stream={})
+    outcomes: dict[str, NonNegativeInt] = Field(default_factory=dict)
+    dropped: Dropped = Dropped(groups=0, completions=0)
+    used: NonNegativeInt = 0
+    length_mean: Amount = 0.0
+    truncated_share: Share = 0.0
+    entropy: Number = 0.0
+    zero_variance_share: Share = 0.0
+    pairs: Pairs
+    offline: OfflineUsed
+    preference_accuracy: Share
+    preference_margin: Number
+    loss_gap: Amount
+
+
 class Protocol(Closed):
     """How an evaluation was done."""
 

@@ -53,12 +53,12 @@ def list_(
 def _arms(plugins: list[Path]) -> list[dict[str, Any]]:
     """Every arm, with the axes in short, the source, and its parts in full."""
     from harness.arm import parts
-    from harness.arms import ARMS, EXTERNAL, GOLD, list_arms
+    from harness.arms import ARMS, EXTERNAL, GOLD, OFFLINE, list_arms
     from harness.labels import axes_of, family
 
     def shipped(name: str, origin: str) -> bool:
         """Or a plugin's; the rest are rungs and mixtures."""
-        return name in ARMS | EXTERNAL | GOLD or origin != "built-in"
+        return name in ARMS | EXTERNAL | OFFLINE | GOLD or origin != "built-in"
 
     return [
         {

@@ -44,7 +44,7 @@ from harness.conformance.invariance import (
 )
 from harness.conformance.shapes import check_shapes
 from harness.errors import InputError
-from harness.external.arm import ExternalArm
+from harness.external.arm import ExternalArm, OfflineArm
 
 __all__ = ["CHECKS", "Finding", "Outcome", "Report", "check_arm", "run_check"]
 
@@ -95,7 +95,7 @@ def check_arm(arm: Arm) -> Report:
         for name, check in CHECKS.items():
             if broken and name not in STATIC:
                 verdict = not_applicable("not run, as shapes failed")
-            elif isinstance(arm, ExternalArm) and name not in STATIC:
+            elif isinstance(arm, (ExternalArm, OfflineArm)) and name not in STATIC:
                 verdict = not_applicable(f"{arm.loop.trainer} computes it, and not the parts")
             else:
                 verdict = run_check(check, arm)

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar, Literal
 
-from harness.arm import Arm
+from harness.arm import PARTS, Arm
 from harness.errors import InputError
 from harness.external.objective import RULES, objective
+from harness.parts.critic import ValueModel
+from harness.parts.preference import KLInPreference, SigmoidLoss
 
 
 def _installed() -> str:
@@ -68,3 +70,77 @@ class ExternalArm(Arm):
         """An arm of our own, some parts exchanged, trained by ``loop``."""
         same = {f.name: getattr(arm, f.name) for f in dataclasses.fields(Arm)}
         return cls(**(same | changes | {"name": name, "source": source, "loop": loop}))
+
+
+@dataclass(frozen=True)
+class TRLOffline:
+    """A trainer of TRL that learns from a data set.
+
+    Attributes:
+        trainer: its class.
+        library: its version; another one is another loop, and results of the two never mix.
+    """
+
+    version: ClassVar[int] = 1
+    trainer: Literal["DPOTrainer"] = "DPOTrainer"
+    library: str = field(default_factory=_installed)
+
+    def __post_init__(self) -> None:
+        if self.trainer != "DPOTrainer":
+            raise InputError(f"loop.trainer {self.trainer!r} is not DPOTrainer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineArm(Arm):
+    """An arm that learns from the experiment's preference pairs, and samples nothing.
+
+    It has none of the parts that turn samples into a loss. Its pairs are those that the
+    experiment's reward model was fitted to; order, budget, optimizer and evaluation are pinned as
+    for any arm.
+
+    Attributes:
+        kl: the reference and its beta.
+        preference: the loss of a pair.
+        loop: the trainer.
+
+    Raises:
+        InputError: a part of the wrong kind, or one of an arm that samples.
+    """
+
+    sampling: None = None  # type: ignore[assignment]
+    kl: KLInPreference
+    advantage: None = None  # type: ignore[assignment]
+    scale: None = None
+    ratio: None = None  # type: ignore[assignment]
+    clip: None = None  # type: ignore[assignment]
+    aggregate: None = None  # type: ignore[assignment]
+    preference: SigmoidLoss
+    loop: TRLOffline = field(default_factory=TRLOffline)
+
+    def __post_init__(self) -> None:
+        for name, kind in KINDS_OFFLINE.items():
+            if not isinstance(getattr(self, name), kind):
+                raise InputError(
+                    f"arm {self.name!r}: {name} is {getattr(self, name)!r}; give a {kind.__name__}"
+                )
+        for name in PARTS:
+            if name not in KINDS_OFFLINE and getattr(self, name) not in (None, ()):
+                raise InputError(
+                    f"arm {self.name!r}: it learns from pairs and samples nothing, so {name} would "
+                    "do nothing; leave it out"
+                )
+
+    @property
+    def critic(self) -> ValueModel | None:
+        return None
+
+    def group_size(self, control: int) -> int:
+        return control
+
+    def check(self, completions_per_prompt: int) -> None:
+        """It draws no groups."""
+
+
+KINDS_OFFLINE: dict[str, type] = {
+    "kl": KLInPreference, "preference": SigmoidLoss, "loop": TRLOffline,
+}  # fmt: skip

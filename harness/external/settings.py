@@ -153,21 +153,9 @@ def _pinned(arm: ExternalArm, spec: ExperimentSpec) -> dict[str, Any]:
     }
 
 
-# What no arm of ours does, of both trainers.
-OFF: dict[str, Any] = {
-    # sampling
-    "top_k": 0,
-    "min_p": None,
-    "repetition_penalty": 1.0,
-    "generation_kwargs": None,
-    "chat_template_kwargs": None,
-    "cache_implementation": None,
-    "use_vllm": False,
-    "use_transformers_continuous_batching": False,
-    "generation_batch_size": None,
-    "pad_to_multiple_of": None,
+# What no arm of ours does, of every trainer.
+MACHINERY: dict[str, Any] = {
     # data: the stream comes in its order, and the last batch is never short
-    "shuffle_dataset": False,
     "remove_unused_columns": False,
     "dataloader_num_workers": 0,
     "dataloader_drop_last": False,
@@ -181,11 +169,6 @@ OFF: dict[str, Any] = {
     "bf16": False,
     "fp16": False,
     "full_determinism": False,
-    # loss
-    "reward_weights": [1.0],
-    "mask_truncated_completions": False,
-    "sync_ref_model": False,
-    "label_smoothing_factor": 0.0,
     # optimizer
     "optim": "adamw_torch",
     "lr_scheduler_type": "constant",
@@ -203,7 +186,27 @@ OFF: dict[str, Any] = {
     "save_strategy": "no",
     "eval_strategy": "no",
     "push_to_hub": False,
-}  # fmt: skip
+}
+# Of both that sample.
+OFF: dict[str, Any] = MACHINERY | {
+    "shuffle_dataset": False,
+    # sampling
+    "top_k": 0,
+    "min_p": None,
+    "repetition_penalty": 1.0,
+    "generation_kwargs": None,
+    "chat_template_kwargs": None,
+    "cache_implementation": None,
+    "use_vllm": False,
+    "use_transformers_continuous_batching": False,
+    "generation_batch_size": None,
+    "pad_to_multiple_of": None,
+    # loss
+    "reward_weights": [1.0],
+    "mask_truncated_completions": False,
+    "sync_ref_model": False,
+    "label_smoothing_factor": 0.0,
+}
 GRPO_OFF: dict[str, Any] = {
     # The KL is the plain estimate; by default TRL 1.16 multiplies it by the ratio.
     "use_bias_correction_kl": False,

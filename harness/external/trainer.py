@@ -64,8 +64,7 @@ def build_trainer(
             its settings.
         CellError: a reference that is not the base.
     """
-    constants.HF_HUB_DISABLE_TELEMETRY = True  # TRL reports each trainer to the hub otherwise
-    transformers_logging.disable_progress_bar()
+    quiet()
     model: Any = loop.learner.policy.model
     _only_its_ends(model, base)
     if arm.kl.needs_reference and spec.model.lora is None:
@@ -78,8 +77,7 @@ def build_trainer(
                     cpu=device.type == "cpu"),
         model_init_kwargs={"device_map": None},
     )  # fmt: skip
-    if config.n_gpu > 1:
-        config._n_gpu = 1  # a cell has one, whatever the machine has
+    one_device(config)
     trainer: Any = trainer_class(
         model=model,
         args=config,
@@ -87,21 +85,39 @@ def build_trainer(
         train_dataset=_stream(loop, spec),
         processing_class=base.tokenizer,
         callbacks=[callback],
-        optimizers=(_stepped(loop), None),
+        optimizers=(stepped(loop), None),
     )
     trainer.remove_callback(PrinterCallback)
     if draw is not None:
         _draw_by(trainer, draw)
-    if "ref" in getattr(trainer.model, "peft_config", {}):
-        # TRL's copy of the adapters as they are now, which in a resumed run are trained ones;
-        # without it the reference is the model without adapters, the base.
-        trainer.model.delete_adapter("ref")
+    without_adapter_copy(trainer)
     if trainer.ref_model is not None and weights_sha256(trainer.ref_model) != base.model_sha256:
         raise CellError("the reference that TRL loaded is not the base model")
-    _check_environment(trainer)
+    check_environment(trainer)
     check_positions(base, arm)
     _check_prompts(trainer, loop.prompts.prompts, spec)
     return trainer
+
+
+def quiet() -> None:
+    """No reports to the hub, which TRL makes of each trainer, and no progress bars."""
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    transformers_logging.disable_progress_bar()
+
+
+def one_device(config: Any) -> None:
+    """A cell has one, whatever the machine has."""
+    if config.n_gpu > 1:
+        config._n_gpu = 1
+
+
+def without_adapter_copy(trainer: Any) -> None:
+    """Drop TRL's copy of the adapters as they are now, which in a resumed run are trained ones.
+
+    Without it the reference is the model without adapters, the base.
+    """
+    if "ref" in getattr(trainer.model, "peft_config", {}):
+        trainer.model.delete_adapter("ref")
 
 
 def _only_its_ends(model: Any, base: Base) -> None:
@@ -116,7 +132,7 @@ def _only_its_ends(model: Any, base: Base) -> None:
     )
 
 
-def _stepped(loop: Loop) -> Any:
+def stepped(loop: Loop) -> Any:
     """The learner's own optimizer, which writes float32 masters back after each step."""
     optimizer = loop.learner.policy_optimizer
     optimizer.register_step_pre_hook(lambda *_: _nothing(optimizer.gather()))
@@ -165,7 +181,7 @@ def _draw_by(trainer: Any, draw: Callable[[], Completions]) -> None:
         trainer._generate_single_turn = single_turn
 
 
-def _check_environment(trainer: Any) -> None:
+def check_environment(trainer: Any) -> None:
     """accelerate takes precision and processes from the environment too."""
     found = (trainer.accelerator.mixed_precision, trainer.accelerator.num_processes)
     if found != ("no", 1):

@@ -15,6 +15,7 @@ from typing import Any
 from harness.arm import Arm
 from harness.cost.flops import Generation, Lengths, forward, generate, train
 from harness.cost.shape import ModelShape
+from harness.external.arm import OfflineArm
 from harness.ledger import convention
 from harness.plan.cards import find_architecture
 from harness.plan.lengths import PromptLengths
@@ -102,7 +103,8 @@ def shapes_of(spec: ExperimentSpec, arm: Arm, config: Mapping[str, Any]) -> dict
         shapes["critic"] = ModelShape.from_config(
             config, scalar_head=True, head_bias=True, **adapters
         )
-    if spec.reward.learned is not None and arm.reward is None:
+    scored = arm.reward is None and not isinstance(arm, OfflineArm)
+    if spec.reward.learned is not None and scored:
         own = config if spec.reward.learned.model.init == "base" else reward_config(spec)
         shapes["reward_model"] = ModelShape.from_config(own, scalar_head=True, trained=False)
     return shapes
@@ -114,6 +116,11 @@ def reward_config(spec: ExperimentSpec) -> Mapping[str, Any]:
     start = spec.reward.learned.model
     model = spec.model.model_copy(update={"name": start.init, "revision": start.revision})
     return find_architecture(model).config
+
+
+def resamples(arm: Arm) -> bool:
+    """Whether the arm draws again where groups are dropped; an offline arm draws nothing."""
+    return not isinstance(arm, OfflineArm) and arm.sampling.resamples
 
 
 def generation_of(
@@ -161,7 +168,16 @@ def step_amount(
     sampling, optimizer, rule = spec.sampling, spec.optimizer, convention(spec.model)
     size = arm.group_size(sampling.completions_per_prompt)
     rows = sampling.prompts_per_step * sampling.completions_per_prompt
-    drawn = rows * resampling if arm.sampling.resamples else float(rows)
+    if isinstance(arm, OfflineArm):  # reads as many completions of its data
+        read, head = lengths_of(prompts, rows, completion), round(rows * completion)
+        return Amount(
+            updates=float(optimizer.minibatches),
+            flops={
+                "reference/score": forward(shapes["reference"], read, head, rule),
+                "policy/train": train(shapes["policy"], read, head, epochs=1, convention=rule),
+            },
+        )
+    drawn = rows * resampling if resamples(arm) else float(rows)
     groups = drawn / size
     drawing = generation_of(prompts, groups, size, completion)
     if arm.sampling.mixing is not None:  # at most: no anchor is searched for twice in a draw

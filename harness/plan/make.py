@@ -14,6 +14,7 @@ from harness.job import PLACEBO, Context
 from harness.lock import contamination
 from harness.matrix import Matrix
 from harness.plan.cards import Architecture, find_architecture
+from harness.plan.cost import resamples
 from harness.plan.lengths import PromptLengths, check_context, prompt_lengths
 from harness.plan.planner import Planner
 from harness.plan.speed import (
@@ -71,7 +72,7 @@ def make_plan(context: Context, width: int | None = None) -> Plan:
         memory_available=memory_available(spec),
         time=_time(spec, planner.speed, arms, imitated, width),
         smallest_p=2 / 2 ** len(spec.seeds),
-        assumptions=planner.assumptions(any(a.arm.sampling.resamples for a in found.values())),
+        assumptions=planner.assumptions(any(resamples(a.arm) for a in found.values())),
         warnings=(),
     )
     refresh = {name: a.arm.kl.refresh.every for name, a in found.items() if a.arm.kl.refresh}

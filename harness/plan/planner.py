@@ -12,7 +12,14 @@ from harness.errors import InputError
 from harness.footprint import predicted_memory
 from harness.job import BASE, PLACEBO
 from harness.plan.cards import Architecture
-from harness.plan.cost import Amount, evaluation_amount, shapes_of, step_amount, steps_within
+from harness.plan.cost import (
+    Amount,
+    evaluation_amount,
+    resamples,
+    shapes_of,
+    step_amount,
+    steps_within,
+)
 from harness.plan.lengths import CompletionLength, PromptLengths, assumed_completion
 from harness.plan.speed import Measured, Speed
 from harness.plan.value import ArmPlan, CellPlan
@@ -73,7 +80,7 @@ class Planner:
         spec, length = self.spec, self._length(name)
         shapes = shapes_of(spec, arm, self.model.config)
         resampling = 1.0
-        if self.measured is not None and arm.sampling.resamples:
+        if self.measured is not None and resamples(arm):
             resampling = max(1.0, self.measured.resampling.get(name, 1.0))
         full, warm = (
             step_amount(

@@ -34,7 +34,10 @@ def step_grader(spec: ExperimentSpec, arm: Arm) -> StepGrader | None:
         InputError: the arm needs the steps of a task that cannot judge them.
     """
     task = TASKS.get(spec.data.train.task)
-    if not arm.advantage.needs_steps or task is None:  # a task of no such name is refused elsewhere
+    samples = arm.advantage is not None  # an offline arm does not
+    if (
+        not samples or not arm.advantage.needs_steps or task is None
+    ):  # a task of no such name is refused elsewhere
         return None
     if task.steps is None:
         able = " or ".join(sorted(name for name, t in TASKS.items() if t.steps is not None))

@@ -6,7 +6,8 @@ from torch import nn
 
 from harness.arm import Arm
 from harness.errors import InputError
-from harness.external.arm import ExternalArm
+from harness.external.arm import ExternalArm, OfflineArm
+from harness.external.offline_settings import check_offline
 from harness.external.settings import check_external
 from harness.models import Base
 from harness.samplers.hf import HFSampler
@@ -21,6 +22,9 @@ def check_engine(spec: ExperimentSpec, arm: Arm) -> None:
         InputError: the arm feeds mixed embeddings, and the engine takes tokens alone; or another
             trainer trains the arm, and cannot in this experiment.
     """
+    if isinstance(arm, OfflineArm):
+        check_offline(arm, spec)
+        return
     if isinstance(arm, ExternalArm):
         check_external(arm, spec)
     if arm.sampling.mixing is not None and spec.sampling.engine == "vllm":

@@ -10,10 +10,6 @@ TESTS = Path(__file__).parent.parent
 # Vectors of methods that no shipped arm, metric or account uses yet. Ship one, and its vectors
 # leave this list for a test of their own.
 NOT_YET_SHIPPED = {
-    "dpo_loss_beta0.05": "DPO",
-    "dpo_loss_beta0.1": "DPO",
-    "dpo_loss_beta1.0": "DPO",
-    "dpo_loss_beta5.0": "DPO",
     "sequence_level_kl_for_frontier": "the reward-KL frontier",
     "best_of_n_kl": "the reward-KL frontier",
     "gao_overoptimization_curves": "the reward-KL frontier",
