@@ -1,4 +1,4 @@
-"""Pass@k, Maj@k and Avg@k as exact expectations over k of n samples drawn without replacement.
+"""Pass@k, Maj@k, Avg@k, best-of-k: exact expectations over k of n samples, without replacement.
 
 Each is computed for one problem and averaged over problems afterwards; pooling counts over problems
 is another, wrong number. No torch, no pandas.
@@ -62,6 +62,36 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     # tiny result (1 - almost 1) nor a long product loses digits.
     few, many = sorted((c, k))
     return -math.expm1(math.fsum(np.log1p(-many / (n - np.arange(few, dtype=np.float64)))))
+
+
+def best_of_k(chosen_by: Sequence[float], worth: Sequence[float], k: int) -> float:
+    """Expected worth of the one of k samples, drawn from n, that scores highest.
+
+    The sample of rank i from the top is it with probability C(n-i, k-1) / C(n, k), the estimator
+    of Nakano et al. 2021 (arXiv:2112.09332, appendix I); equal scores share theirs.
+
+    Args:
+        chosen_by: the score by which the best is chosen, of each of the n samples.
+        worth: what is averaged: the same score, or another.
+        k: samples drawn, without replacement.
+
+    Raises:
+        InputError: k > n, k < 1, or not one worth for each score.
+    """
+    n = len(chosen_by)
+    if len(worth) != n:
+        raise InputError(f"{n} scores and {len(worth)} worths: give one for each sample")
+    _check(n, 0, k)
+    tied: dict[float, list[float]] = {}
+    for score, value in zip(chosen_by, worth, strict=True):
+        tied.setdefault(score, []).append(value)
+    total, above, ways = 0.0, 0, math.comb(n, k)
+    for score in sorted(tied, reverse=True):
+        values = tied[score]
+        share = math.comb(n - above, k) - math.comb(n - above - len(values), k)
+        total += share / ways * math.fsum(values) / len(values)
+        above += len(values)
+    return total
 
 
 def avg_at_k_exact(n: int, c: int, k: int) -> Fraction:

@@ -9,7 +9,6 @@ the training happened to give them.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,24 +20,24 @@ from torch import Tensor
 from harness.artefact import Artefact, Progress, ensure, keyed
 from harness.cost.shape import ModelShape
 from harness.data import PromptSet
-from harness.errors import InputError
-from harness.models import Base, positions, weights_sha256
+from harness.errors import CellError, InputError
+from harness.models import Base, load_base, positions, weights_sha256
+from harness.preference_data import data_identity
 from harness.preferences import VERSION as PREFERENCES_VERSION
-from harness.preferences import Pair, Preferences, from_json, sampled_preferences, to_json
+from harness.preferences import Draw, Preferences, collect_preferences, to_json
 from harness.rewards.gold import gold_identity
 from harness.rewards.learned import GoldScorer
-from harness.samplers.hf import HFSampler
+from harness.samplers.sampler import Decoding
 from harness.spec.reward import LearnedSpec, RewardModelSpec
-from harness.spec.schema import ExperimentSpec
+from harness.spec.schema import ExperimentSpec, ModelSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-VERSION = 1  # raise when a recipe would give another model
+VERSION = 2  # raise when a recipe would give another model
 RECORD = "reward_model.json"
 FROM_BASE = "base"
-_PAIRS, _BASE = "pairs.json", "base"
-_ENGINE_BATCH = 1024
+PAIRS, START, TOKENIZER = "pairs.json", "start", "tokenizer"  # what the child is given
 
 
 class RewardModel:
@@ -130,53 +129,82 @@ def ensure_reward_model(
 
     def prepare(work: Path) -> None:
         found = preferences(spec, base, sets, gold)
-        (work / _PAIRS).write_text(json.dumps({
-            "train": to_json(found.train), "heldout": to_json(found.heldout),
-            "sha256": found.sha256, "cost": found.cost(),
+        (work / PAIRS).write_text(json.dumps({
+            "preferences": to_json(found), "sha256": found.sha256, "cost": found.cost(),
         }))  # fmt: skip
-        if learned.model.init == FROM_BASE:
-            base.model.save_pretrained(work / _BASE)
-        base.tokenizer.save_pretrained(work / "tokenizer")
+        start = _start(spec, learned.model, base)
+        start.save_pretrained(work / START)
+        base.tokenizer.save_pretrained(work / TOKENIZER)
 
     wanted = Artefact(
         kind="rewards",
-        name=spec.name,
+        name="reward_model",  # not the experiment's: two may share one
         title=f"the reward model of {spec.name}",
         manifest=manifest,
         record=RECORD,
-        module="harness.reward_model",
+        module="harness.reward_training",
         prepare=prepare,
     )
     return ensure(wanted, cache_dir=cache_dir, progress=progress)
 
 
+def _start(spec: ExperimentSpec, wanted: RewardModelSpec, base: Base) -> PreTrainedModel:
+    """The language model whose trunk is fitted.
+
+    Raises:
+        InputError: it is another one than the base, and reads other tokens.
+    """
+    if wanted.init == FROM_BASE:
+        return base.model
+    named = ModelSpec(
+        name=wanted.init, revision=wanted.revision, attention=spec.model.attention,
+        pad_token=spec.model.pad_token, seed=spec.model.seed,
+    )  # fmt: skip
+    try:
+        found = load_base(named, torch.device("cpu"))
+    except InputError as error:
+        raise InputError(f"reward.learned.model.init: {error}") from error
+    if found.tokenizer_sha256 != base.tokenizer_sha256:
+        raise InputError(
+            f"reward.learned.model.init {wanted.init!r}: its tokenizer is not the policy's, whose "
+            "tokens it would read; name a model of the same family, or base"
+        )
+    return found.model
+
+
 def preferences(
     spec: ExperimentSpec, base: Base, sets: Mapping[str, PromptSet], gold: GoldScorer
 ) -> Preferences:
-    """The experiment's pairs; the same ones every time."""
+    """The experiment's pairs; the same ones every time.
+
+    Raises:
+        InputError: as `harness.preferences.collect_preferences`.
+    """
     assert spec.reward.learned is not None
-    wanted = spec.reward.learned.model.preferences
-    if wanted.source != "sampled":
-        raise InputError(
-            f"reward.learned.model.preferences.source {wanted.source!r} is not read yet; use "
-            "sampled"
-        )
-    sampler = HFSampler(base.model, base.tokenizer, base.eos_token_ids, _ENGINE_BATCH)
-    return sampled_preferences(
-        wanted, sets["train"], sets["validation"], sampler, gold,
-        max_new_tokens=spec.sampling.max_new_tokens, stop=spec.sampling.stop,
-    )  # fmt: skip
+    sampling = spec.sampling
+    decoding = Decoding(sampling.temperature, 1.0, sampling.max_new_tokens, sampling.stop)
+    draw = Draw(base, gold, sets["train"], sets["validation"], decoding)
+    return collect_preferences(spec.reward.learned.model.preferences, draw)
 
 
 def load_reward_model(folder: Path, device: torch.device | str) -> RewardModel:
-    """A reward model that was built."""
+    """A reward model that was built.
+
+    Raises:
+        CellError: its weights are not those that were recorded.
+    """
     from transformers import AutoModelForSequenceClassification
 
     card = read_card(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager")
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    )
     model.requires_grad_(False)
     model.to(device)
-    return RewardModel(model.eval(), card["raw_mean"], card["raw_std"], card)
+    found = RewardModel(model.eval(), card["raw_mean"], card["raw_std"], card)
+    if found.sha256 != card["model_sha256"]:
+        raise CellError(f"{folder}: its weights are not those recorded in {RECORD}; delete it")
+    return found
 
 
 def read_card(folder: Path) -> dict[str, Any]:
@@ -193,6 +221,7 @@ def _manifest(
             "preferences_version": PREFERENCES_VERSION,
             "seed": learned.model.seed,
             "recipe": learned.model.model_dump(mode="json"),
+            "data": data_identity(learned.model.preferences),
             "gold": gold_identity(learned),
             "base": base.model_sha256,
             "tokenizer": base.tokenizer_sha256,
@@ -203,150 +232,14 @@ def _manifest(
     )
 
 
-# -- the child -------------------------------------------------------------------------------------
-
-
-def _train(manifest: Mapping[str, Any], work: Path) -> None:
-    """Fit the model to the pairs in ``work``; write ``work/model`` with what was measured."""
-    from datasets import Dataset
-    from transformers import (
-        AutoModelForSequenceClassification,
-        AutoTokenizer,
-        PrinterCallback,
-        TrainerCallback,
-    )
-    from trl.trainer.reward_config import RewardConfig
-    from trl.trainer.reward_trainer import RewardTrainer
-
-    torch.set_num_threads(1)
-    torch.manual_seed(manifest["seed"])
-    recipe = RewardModelSpec.model_validate(manifest["recipe"])
-    data = json.loads((work / _PAIRS).read_text())
-    train, heldout = from_json(data["train"]), from_json(data["heldout"])
-    tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
-    start = work / _BASE if recipe.init == FROM_BASE else recipe.init
-    model = AutoModelForSequenceClassification.from_pretrained(
-        start, num_labels=1, revision=recipe.revision, attn_implementation="eager"
-    )
-    model.config.pad_token_id = tokenizer.pad_token_id
-    losses: list[float] = []
-
-    class Watch(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            if logs and "loss" in logs:
-                losses.append(float(logs["loss"]))
-                print(f"step {state.global_step}/{state.max_steps} loss {logs['loss']}", flush=True)
-
-    arguments = RewardConfig(
-        output_dir=str(work / "trainer"),
-        num_train_epochs=recipe.epochs,
-        per_device_train_batch_size=recipe.batch,
-        learning_rate=recipe.learning_rate,
-        lr_scheduler_type="linear",
-        weight_decay=0.0,
-        max_length=None,
-        disable_dropout=True,
-        seed=manifest["seed"],
-        use_cpu=not torch.cuda.is_available(),
-        bf16=False,
-        gradient_checkpointing=False,
-        dataloader_pin_memory=False,
-        logging_steps=10,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
-    trainer = RewardTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=Dataset.from_list(
-            [
-                {
-                    "chosen_ids": [*p.prompt_ids, *p.chosen_ids],
-                    "rejected_ids": [*p.prompt_ids, *p.rejected_ids],
-                }
-                for p in train
-            ]
-        ),
-        processing_class=tokenizer,
-        callbacks=[Watch()],
-    )
-    trainer.remove_callback(PrinterCallback)  # Watch says it
-    trainer.train()
-    if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
-        raise SystemExit("the weights are not finite")
-    model.eval()
-    model.save_pretrained(work / "model")
-    tokenizer.save_pretrained(work / "model")
-    card = measure(model, heldout) | {"losses": losses}
-    card |= {"pairs_sha256": data["sha256"], "cost": data["cost"]}
-    (work / "model" / RECORD).write_text(json.dumps(card))
-
-
-def measure(model: Any, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Accuracy, calibration and agreement with the gold scores, on held-out pairs.
-
-    ``raw_mean`` and ``raw_std`` are of its scores of all held-out completions. Calibration is of
-    P(chosen preferred) = sigmoid(score difference) against how often the label agrees: pairs are
-    put into ten bins by the preferred side's probability, and ``ece`` is the mean gap, weighted by
-    bin size. The accuracy's interval is Wilson's at 95 %.
-    """
-    from scipy.stats import spearmanr
-    from statsmodels.stats.proportion import proportion_confint
-
-    raw = RewardModel(model, 0.0, 1.0, {})
-    chosen, rejected = (
-        _scores(raw, [(p.prompt_ids, getattr(p, side)) for p in pairs])
-        for side in ("chosen_ids", "rejected_ids")
-    )
-    every = torch.cat([chosen, rejected])
-    right = int((chosen > rejected).sum())
-    interval: Any = proportion_confint(right, len(pairs), method="wilson")
-    found: dict[str, Any] = {
-        "accuracy": right / len(pairs),
-        "accuracy_interval": [float(end) for end in interval],
-        "raw_mean": float(every.double().mean()),
-        "raw_std": float(every.double().std(unbiased=False)) or 1.0,
-        "calibration": _calibration((chosen - rejected).double()),
-    }
-    bins = found["calibration"]
-    found["ece"] = sum(b["n"] * abs(b["predicted"] - b["observed"]) for b in bins) / len(pairs)
-    golds = [g for side in ("chosen_gold", "rejected_gold") for p in pairs
-             if (g := getattr(p, side)) is not None]  # fmt: skip
-    if len(golds) == len(every):
-        gold = torch.tensor(golds, dtype=torch.float64)
-        found["gold_mean"] = float(gold.mean())
-        found["gold_std"] = float(gold.std(unbiased=False)) or 1.0
-        rank: Any = spearmanr(every.numpy(), golds)
-        found["gold_spearman"] = float(rank.statistic)
-    return found
-
-
-def _calibration(margin: Float[Tensor, "P"]) -> list[dict[str, float]]:
-    """Ten bins of the model's own favourite: how sure it was, and how often the label agrees."""
-    sure = torch.sigmoid(margin.abs())
-    agrees = (margin > 0).double()
-    place = ((sure - 0.5) * 20).long().clamp(max=9)
-    return [
-        {
-            "n": int((place == i).sum()),
-            "predicted": float(sure[place == i].mean()),
-            "observed": float(agrees[place == i].mean()),
-        }
-        for i in range(10)
-        if bool((place == i).any())
-    ]
-
-
-def _scores(raw: RewardModel, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Tensor:
-    S, T = max(len(p) for p, _ in rows), max(len(c) for _, c in rows)
+def score_rows(
+    model: RewardModel, rows: Sequence[tuple[Sequence[int], Sequence[int]]], micro_batch: int = 256
+) -> Float[Tensor, "B"]:
+    """Scores of (prompt, completion) token ids, on the CPU."""
+    S, T = (max(1, *(len(row[side]) for row in rows)) for side in (0, 1))
     prompt, completion = (torch.zeros(len(rows), n, dtype=torch.long) for n in (S, T))
     prompt_mask, mask = prompt.bool(), completion.bool()
     for i, (p, c) in enumerate(rows):
         prompt[i, S - len(p) :], prompt_mask[i, S - len(p) :] = torch.tensor(p), True
         completion[i, : len(c)], mask[i, : len(c)] = torch.tensor(c), True
-    return raw.score(prompt, prompt_mask, completion, mask, 256).cpu()
-
-
-if __name__ == "__main__":
-    _train(json.load(sys.stdin), Path.cwd())
+    return model.score(prompt, prompt_mask, completion, mask, micro_batch).cpu()

@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("train", "evaluate", "checkpoint", "grade_file"),
     ("record",),
     ("grading",),
+    ("reward_training",),
     ("reward_model",),
     ("preferences",),
     ("collect",),

@@ -19,6 +19,7 @@ from harness.grade_file import grade_rows, metrics_rows
 from harness.metrics import (
     TIES,
     avg_at_k,
+    best_of_k,
     dataset_metrics,
     maj_at_k,
     maj_at_k_exact,
@@ -297,3 +298,31 @@ def test_bad_grade_files_name_file_and_line(tmp_path, row, says):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match=r"nowhere\.jsonl: cannot be read"):
         grade_rows(tmp_path / "nowhere.jsonl")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(-9, 9)), min_size=1, max_size=7),
+    st.integers(1, 7),
+)
+@settings(max_examples=100, deadline=None)
+def test_best_of_k_is_the_mean_over_all_draws(samples, k):
+    k = min(k, len(samples))
+    scores, worth = zip(*samples, strict=True)
+    drawn = []
+    for rows in combinations(range(len(samples)), k):
+        top = max(scores[i] for i in rows)
+        tied = [worth[i] for i in rows if scores[i] == top]
+        drawn.append(Fraction(sum(tied), len(tied)))
+    expected = float(sum(drawn) / len(drawn))
+    assert best_of_k(scores, worth, k) == pytest.approx(expected, abs=1e-12)
+
+
+def test_best_of_k_ends_where_it_must():
+    scores, worth = [3.0, 1.0, 2.0, 0.5], [0.1, 0.9, 0.4, 0.2]
+    assert best_of_k(scores, worth, 1) == pytest.approx(0.4)
+    assert best_of_k(scores, worth, 4) == 0.1
+    assert best_of_k(list(range(3000)), [1.0] * 3000, 1500) == pytest.approx(1.0)
+    with pytest.raises(InputError, match="draw more samples or lower k"):
+        best_of_k(scores, worth, 5)
+    with pytest.raises(InputError, match="4 scores and 3 worths"):
+        best_of_k(scores, worth[:3], 2)

@@ -8,7 +8,13 @@ from typing import Any
 
 import typer
 
-from harness.cli import arm_commands, data_commands, experiment_commands, list_commands
+from harness.cli import (
+    arm_commands,
+    data_commands,
+    experiment_commands,
+    list_commands,
+    reward_commands,
+)
 from harness.errors import BAD_INPUT, CELL_FAILED, CellError, InputError
 
 STOPPED = 130
@@ -25,6 +31,7 @@ experiment_commands.register(app)
 list_commands.register(app)
 arm_commands.register(app)
 data_commands.register(app)
+reward_commands.register(app)
 
 
 def main(arguments: list[str] | None = None) -> None:
