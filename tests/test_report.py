@@ -117,7 +117,7 @@ def test_only_files_marked_measured_depend_on_seconds_and_measured_memory(
     ours, theirs = tree(written), tree(results)
     changed = {name for name in ours if ours[name] != theirs[name]}
     assert {Path(name).stem for name in measured} == {
-        "seconds", "memory_measured", "learning_seconds",
+        "seconds", "memory_measured", "learning_seconds", "exchange_measured",
     }  # fmt: skip
     assert changed - measured == {"report.html", "REPORT.md"}
     assert "tables/memory_measured.csv" in changed
@@ -354,7 +354,7 @@ def test_a_clean_experiment_has_no_notices_and_claims_no_winner(results: Path) -
     experiment, scores = loaded(results)
     assert notices(experiment, scores) == []
     text = summary(experiment, scores)
-    assert "cannot fall below p = 0.25, so this report claims no difference" in text
+    assert "cannot fall below p = 0.25; the verdicts rest on t tests over seeds." in text
     assert not re.search(r"\b(better|best|wins?|winner|outperform)", text)
 
 

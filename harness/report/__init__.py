@@ -9,17 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.report.content import compose
+from harness.report.exploratory import marked
 from harness.report.html import to_html
-from harness.report.load import load_experiment
+from harness.report.load import Experiment, load_experiment
 from harness.report.markdown import to_markdown
 from harness.report.plots import Plot, draw_plots
 from harness.report.samples import EXCERPT, excerpt, side_by_side
-from harness.report.scores import final_scores
+from harness.report.scores import TestScores, final_scores
+from harness.report.table_checkpoints import checkpoints_table
 from harness.report.table_design import design_tables
+from harness.report.table_exchange import exchange_table
 from harness.report.table_ladder import ladder_tables
 from harness.report.table_machine import machine_tables
 from harness.report.table_scores import score_tables
 from harness.report.table_spent import spent_tables
+from harness.report.table_verdict import verdict_table
 from harness.report.tables import Table
 from harness.store import disk_errors, write_text
 
@@ -60,13 +64,7 @@ def write_report(results: Path) -> ReportFiles:
     """
     experiment = load_experiment(results)
     scores = final_scores(experiment)
-    tables = [
-        *design_tables(experiment),
-        *score_tables(experiment, scores),
-        *ladder_tables(experiment, scores),
-        *spent_tables(experiment),
-        *machine_tables(experiment),
-    ]
+    tables = all_tables(experiment, scores)
     plots = draw_plots(experiment, scores)
     comparisons = side_by_side(experiment)
     sections = compose(experiment, scores, tables, plots, comparisons)
@@ -89,6 +87,25 @@ def write_report(results: Path) -> ReportFiles:
         tuple(images),
         tuple(path for path in (*texts, *images) if path.stem in measured),
     )
+
+
+def all_tables(experiment: Experiment, scores: Sequence[TestScores]) -> list[Table]:
+    """Every table of the report; what was not promised in advance is marked in each."""
+    judging = [
+        verdict_table(experiment, scores),
+        checkpoints_table(experiment),
+        exchange_table(experiment, scores),
+        exchange_table(experiment, scores, measured=True),
+    ]
+    tables = [
+        *design_tables(experiment),
+        *score_tables(experiment, scores),
+        *(table for table in judging if table.rows),
+        *ladder_tables(experiment, scores),
+        *spent_tables(experiment),
+        *machine_tables(experiment),
+    ]
+    return marked(experiment, tables)
 
 
 def _table_texts(folder: Path, tables: Sequence[Table]) -> dict[Path, str]:

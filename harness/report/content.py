@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.errors import counted
+from harness.report.exploratory import amendment_sentences
 from harness.report.load import Cell, Experiment
 from harness.report.notices import notices, summary
 from harness.report.plots import Plot
 from harness.report.samples import Comparison
 from harness.report.scores import TestScores
+from harness.report.table_checkpoints import selected_checkpoints
 from harness.report.table_ladder import ladder_sentences
+from harness.report.table_verdict import verdict_sentences
 from harness.report.tables import Table, budget, setting
 
 
@@ -89,18 +92,22 @@ def compose(
 
     sections = [
         ("What the data say", _lead(experiment, scores)),
-        ("Score at matched budget", pick("t:final", "p:learning_flops", "t:paired", "t:gain")),
+        ("Verdicts", pick("t:verdict", "t:sensitivity")),
+        ("Score at matched budget", pick("t:final", "p:learning_flops", "t:paired", "t:gain",
+                                         "t:checkpoints")),
+        ("Equal in another unit", pick("t:exchange")),
         ("The ladder", _ladder(experiment, scores, pick(
             "p:ladder", "t:ladder", "p:attribution", "t:attribution"))),
-        ("Pass@K and Maj@K", pick("p:pass_maj_at_k")),
+        ("Pass@K and Maj@K", pick("p:pass_maj_at_k", "t:crossover")),
         ("By level and subject", pick("t:levels")),
         ("How the arms differ", pick("t:arms", "t:controls", "t:data")),
-        ("Tuning", pick("t:tuning", "p:tuning")),
-        ("Training", pick("p:training", "p:learning_tokens", "t:diagnostics", "p:length_entropy",
-                          "p:signal", "t:outcomes")),
+        ("Tuning", pick("t:tuning", "p:tuning", "p:effort", "t:effort")),
+        ("Training", pick("p:training", "p:learning_tokens", "t:sigmoid", "t:diagnostics",
+                          "p:length_entropy", "p:signal", "t:outcomes")),
         ("Cost", pick("t:flops", "p:flops", "t:budget", "t:memory", "p:memory")),
         ("Measured on this machine", _measured(pick(
-            "p:learning_seconds", "t:seconds", "t:memory_measured", "p:memory_measured"))),
+            "p:learning_seconds", "t:exchange_measured", "t:seconds", "t:memory_measured",
+            "p:memory_measured"))),
         ("Samples", _samples(comparisons)),
         ("Failed and missing cells", pick("t:failures") or [Text("Every cell is finished.")]),
         ("How this was made", _provenance(experiment)),
@@ -110,12 +117,14 @@ def compose(
 
 def _lead(experiment: Experiment, scores: Sequence[TestScores]) -> list[Block]:
     blocks: list[Block] = [Text(summary(experiment, scores), strong=True)]
+    blocks += [Text(sentence) for sentence in verdict_sentences(experiment, scores)]
     blocks.append(Text(certificate_line(experiment)))
     certificate = experiment.certificate or {}
     broken = [v.get("message", str(v)) for v in certificate.get("violations") or []]
     if broken:
         blocks.append(Warnings(tuple(f"Violation: {message}" for message in broken)))
-    if found := notices(experiment, scores):
+    found = [*amendment_sentences(experiment), *selected_checkpoints(experiment)]
+    if found := [*found, *notices(experiment, scores)]:
         blocks.append(Warnings(tuple(found)))
     return blocks
 

@@ -85,8 +85,7 @@ def _paired_sentence(experiment: Experiment, test: TestScores) -> str:
     text = f"Paired by seed, in points against {baseline}: {listed}."
     if least > ALPHA:
         reach = f"With {counted(fewest, 'seed')} the exact test cannot fall below "
-        claim = "so this report claims no difference, and no equality either."
-        return f"{text} {reach}p = {number(least)}, {claim}"
+        return f"{text} {reach}p = {number(least)}; the verdicts rest on t tests over seeds."
     shown = ", ".join(f"{arm} p = {number(gap.p)}" for arm, gap in gaps.items())
     return f"{text} Exact sign-flip test, not corrected for several comparisons: {shown}."
 

@@ -30,6 +30,7 @@ _LATEX = {
     "→": r"$\to$",
     "±": r"$\pm$",
     "†": r"\dag{}",
+    "‡": r"\ddag{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
 }
