@@ -118,11 +118,11 @@ def all_terms(experiment: Experiment) -> list[Terms]:
 def _terms(
     experiment: Experiment, spec: Mapping[str, Any], verdict: Mapping[str, Any], status: str
 ) -> Terms:
-    named = dict(zip(experiment.spec["arms"], experiment.arms, strict=False))
-    arms = [named.get(arm, arm) for arm in spec["arms"]]
-    baseline = named.get(spec.get("baseline") or spec["arms"][0], arms[0])
+    named: dict[str, str] = dict(zip(experiment.spec["arms"], experiment.arms, strict=False))
+    arms: list[str] = [named.get(arm, arm) for arm in spec["arms"]]
+    baseline: str = named.get(spec.get("baseline") or spec["arms"][0], arms[0])
     family = verdict.get("family", NAMED)
-    pairs = (
+    pairs: list[tuple[str, str]] = (
         [(arm, baseline) for arm in arms if arm != baseline]
         if family == NAMED
         else [(named.get(a, a), named.get(b, b)) for a, b in family]
