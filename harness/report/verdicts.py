@@ -118,14 +118,17 @@ def all_terms(experiment: Experiment) -> list[Terms]:
 def _terms(
     experiment: Experiment, spec: Mapping[str, Any], verdict: Mapping[str, Any], status: str
 ) -> Terms:
-    named: dict[str, str] = dict(zip(experiment.spec["arms"], experiment.arms, strict=False))
-    arms: list[str] = [named.get(arm, arm) for arm in spec["arms"]]
-    baseline: str = named.get(spec.get("baseline") or spec["arms"][0], arms[0])
-    family = verdict.get("family", NAMED)
-    pairs: list[tuple[str, str]] = (
+    named = dict(zip(experiment.spec["arms"], experiment.arms, strict=False))
+
+    def own(arm: str) -> str:
+        return named[arm] if arm in named else arm
+
+    arms = [own(arm) for arm in spec["arms"]]
+    baseline, family = own(spec.get("baseline") or spec["arms"][0]), verdict.get("family", NAMED)
+    pairs = (
         [(arm, baseline) for arm in arms if arm != baseline]
         if family == NAMED
-        else [(named.get(a, a), named.get(b, b)) for a, b in family]
+        else [(own(a), own(b)) for a, b in family]
     )
     kind, _, k = verdict.get("metric", "avg").partition("@")
     test = verdict.get("test", EVERY_TEST)
