@@ -14,6 +14,7 @@ from harness.identity import stream_seed
 from harness.loop import Loop
 from harness.rewards.learned import learned_record
 from harness.rewards.maths import Verdict
+from harness.rewards.noise import NoisyJudge, turned_record
 from harness.rewards.steps import steps_record
 from harness.samplers.sampler import Drawn
 from harness.types import Rollout, group_range, group_sum
@@ -54,8 +55,16 @@ def collect(loop: Loop, record: dict[str, Any]) -> Rollout | None:
         "used": used,
         "completions_per_prompt": size,
     }
-    record |= learned_record(judgements)
+    record |= learned_record(judgements) | _noise_record(loop, judgements, everything)
     return join(kept) if kept else None
+
+
+def _noise_record(loop: Loop, verdicts: list[Verdict], x: Rollout) -> dict[str, Any]:
+    """How the verdicts that the arm was told differ from the true ones."""
+    judge = loop.judge
+    if not isinstance(judge, NoisyJudge) or judge.placebo or judge.gain is None:
+        return {}
+    return {"noise": turned_record(verdicts, x.correct)}
 
 
 def _draw(
@@ -122,6 +131,7 @@ def judged(
         correct=correct.to(device),
         finished=drawn.finished,
         behaviour_logprobs=drawn.logprobs,
+        truth=_truth(loop, verdicts, device),
         top_ids=drawn.top_ids,
         top_logprobs=drawn.top_logprobs,
         mixed_ids=drawn.mixed_ids,
@@ -129,6 +139,13 @@ def judged(
         **steps,
     )
     return rollout, verdicts
+
+
+def _truth(loop: Loop, verdicts: list[Verdict], device: torch.device) -> Tensor | None:
+    judge = loop.judge
+    if not isinstance(judge, NoisyJudge) or judge.gain is None:
+        return None
+    return torch.tensor([v.correct for v in verdicts], device=device)
 
 
 def _judge_steps(loop: Loop, rows: list[int], drawn: Drawn, seed: int) -> dict[str, Tensor]:

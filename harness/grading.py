@@ -10,14 +10,14 @@ from harness.cost.shape import ModelShape
 from harness.data import PromptSet
 from harness.errors import InputError
 from harness.identity import digest
-from harness.loop import Judge
 from harness.models import Base
 from harness.parts.shaping import SignedScore
 from harness.reward_model import RewardModel, ensure_reward_model, load_reward_model, read_card
 from harness.rewards.gold import gold_identity, make_gold
-from harness.rewards.judge import MathsJudge, make_grader, reward_identity
+from harness.rewards.judge import Judge, MathsJudge, make_grader, reward_identity
 from harness.rewards.learned import JUDGE_VERSION, LearnedGrader, LearnedJudge
 from harness.rewards.maths import MathGrader
+from harness.rewards.noise import NoisyJudge
 from harness.spec.schema import ExperimentSpec
 
 
@@ -48,7 +48,22 @@ def make_judge(
     *,
     placebo: bool,
 ) -> Judge:
-    """What tells an arm how its completions scored."""
+    """What tells an arm how its completions scored, with the spec's noise on it."""
+    plain = _plain_judge(spec, arm, grader, train, placebo=placebo)
+    if spec.reward.noise is None:
+        return plain
+    gain = None if spec.reward.learned else spec.reward.correct - spec.reward.wrong
+    return NoisyJudge(plain, spec.reward.noise, gain, placebo)
+
+
+def _plain_judge(
+    spec: ExperimentSpec,
+    arm: Arm,
+    grader: MathGrader | LearnedGrader,
+    train: PromptSet,
+    *,
+    placebo: bool,
+) -> Judge:
     if isinstance(grader, LearnedGrader):
         model = grader.model
         assert isinstance(model, RewardModel)
@@ -99,6 +114,8 @@ def reward_hashes(
         "gold": gold_identity(learned),
         "recipe": learned.model_dump(mode="json"),
     }
+    if spec.reward.noise is not None:
+        rule["noise"] = spec.reward.noise.model_dump(mode="json")
     return {
         "reward": digest(rule),
         "reward_model": card["weights_sha256"],

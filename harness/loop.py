@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Protocol
-
-from torch import Tensor
 
 from harness.arm import Arm
 from harness.data import PromptStream, StreamHash
 from harness.learner import Learner
 from harness.ledger import Ledger
 from harness.models import Reference
-from harness.rewards.maths import Verdict
+from harness.rewards.judge import Judge
 from harness.rewards.steps import StepJudge
-from harness.samplers.sampler import Decoding, Drawn, Sampler
+from harness.samplers.sampler import Decoding, Sampler
 from harness.spec.schema import BudgetSpec, OptimizerSpec, SamplingSpec
-
-
-class Judge(Protocol):
-    """Turns completions into verdicts and scores."""
-
-    def __call__(
-        self, indices: list[int], drawn: Drawn, seed: int
-    ) -> tuple[list[Verdict], Tensor, Tensor, Tensor]:
-        """Verdicts, and per completion: score, bonus and correct."""
-        ...
 
 
 @dataclass(frozen=True)

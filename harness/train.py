@@ -146,7 +146,7 @@ def _credit_record(x: Batch) -> dict[str, Any]:
         spread = float(returns.var(unbiased=False))
         explained = 1 - float(error.var(unbiased=False)) / spread if spread > 0 else None
     return {
-        "accuracy": float(x.correct.double().mean()),
+        "accuracy": float((x.correct if x.truth is None else x.truth).double().mean()),
         "score_mean": float(x.score.double().mean()),
         "reward_mean": float((x.rewards * x.mask).sum(1).double().mean()),
         "engine_gap": float(gap.double().mean()),

@@ -75,6 +75,7 @@ class Rollout(Rows):
     correct: Bool[Tensor, "B"]  # the verdict itself
     finished: Bool[Tensor, "B"]  # stopped by itself, rather than cut at the length limit
     behaviour_logprobs: Float[Tensor, "B T"]  # under the engine that sampled
+    truth: Bool[Tensor, "B"] | None = None  # the verdict where `correct` is a noisy one
     # Only where a part of the arm asks for them:
     step_ends: Bool[Tensor, "B T"] | None = None  # last token of each worked step
     step_scores: Float[Tensor, "B T"] | None = None  # the step's score, on its last token

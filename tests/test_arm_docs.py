@@ -46,9 +46,9 @@ def test_fields_that_a_part_may_read_are_named():
     records = TEXT.partition("The `Tokens` that a clip gets")[2]
     for record, silent in (
         (Tokens, set()),
-        (Rollout, {"prompt_ids", "prompt_mask", "top_ids", "top_logprobs", "mixed_ids",
+        (Rollout, {"prompt_ids", "prompt_mask", "truth", "top_ids", "top_logprobs", "mixed_ids",
                    "mixed_weights", "step_ends", "step_scores"}),
-        (Experience, {"prompt_ids", "prompt_mask", "top_ids", "mixed_ids", "mixed_weights",
+        (Experience, {"prompt_ids", "prompt_mask", "truth", "top_ids", "mixed_ids", "mixed_weights",
                       "step_ends", "step_scores"}),
     ):  # fmt: skip
         for field in dataclasses.fields(record):

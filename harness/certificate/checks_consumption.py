@@ -7,11 +7,12 @@ from itertools import pairwise
 
 from harness.certificate.compare import FLOPS_TOLERANCE, MEAN_TOLERANCE, SCORE_TOLERANCE, close
 from harness.certificate.design import Design, part
-from harness.certificate.evidence import Cell, Evidence
+from harness.certificate.evidence import PLACEBO, Cell, Evidence
 from harness.certificate.finding import MISSING, Violation, violation
 from harness.certificate.records import Prompts, Spent, Step
 from harness.errors import counted
 
+SURELY = 6.5  # standard errors that chance passes once in 10^10
 LEARNED_TOLERANCE = 1e-5  # two float32 means of scores of unit variance
 ZERO = Spent(
     prompts=0, completions=0, prompt_tokens=0, completion_tokens=0, tokens=0, updates=0,
@@ -84,6 +85,7 @@ def _multiples(
 
 def check_graded(evidence: Evidence, design: Design) -> Iterator[Violation]:
     """Every completion was graded once, and used or charged as dropped."""
+    yield from _noise(evidence, design)
     for cell, run, steps in design.sampling_cells(evidence):
         size, batch = design.group_size(cell, run), design.batch(run)
         resamples = part(design.locked_parts(cell), "sampling").get("part") != "FixedGroups"
@@ -143,21 +145,58 @@ def _scores(cell: Cell, line: int, step: Step, size: int, design: Design) -> Ite
     if (
         not close(right, round(right), 0, SCORE_TOLERANCE * step.used)
         or not 0 <= surplus <= step.dropped.completions
-        or surplus % size
+        or (surplus % size and design.spec.reward.noise is None)
     ):
         yield violation(
             "graded", cell.id, f"{key}: accuracy", step.outcomes.get("correct", 0), right,
             "right completions by outcome are not accuracy x used, dropped groups apart",
         )  # fmt: skip
-    reward = design.spec.reward
-    plain = reward.wrong + (reward.correct - reward.wrong) * step.accuracy
+    reward, told = design.spec.reward, step.accuracy
+    if reward.noise is not None:
+        if step.noise is None or step.dropped.completions:
+            return  # a placebo's verdicts are others'; dropped ones were told otherwise than kept
+        told += (step.noise.wrong_turned - step.noise.right_turned) / step.used
+    plain = reward.wrong + (reward.correct - reward.wrong) * told
     low, high = plain + min(reward.format, 0), plain + max(reward.format, 0)
     slack = SCORE_TOLERANCE * max(abs(reward.correct), abs(reward.wrong), 1)
+    if reward.noise is not None:
+        slack += SURELY * reward.noise.sigma / step.used**0.5
     if not low - slack <= step.score_mean <= high + slack:
         yield violation(
             "graded", cell.id, f"{key}: score_mean", [low, high], step.score_mean,
             "the mean score is not what the pinned reward gives for this accuracy",
         )  # fmt: skip
+
+
+def _noise(evidence: Evidence, design: Design) -> Iterator[Violation]:
+    """Every arm was told otherwise as often as the spec says, and none where it says nothing."""
+    noise = design.spec.reward.noise
+    for cell, _, steps in design.sampling_cells(evidence):
+        found = [step.noise for step in steps if step.noise is not None]
+        if noise is None or design.learned or cell.arm == PLACEBO:
+            if found:
+                yield violation(
+                    "graded", cell.id, "steps.jsonl: noise", None, len(found),
+                    "verdicts were turned where the spec turns none",
+                )  # fmt: skip
+            continue
+        if len(found) != len(steps):
+            yield violation(
+                MISSING, cell.id, "steps.jsonl: noise", len(steps), len(found),
+                "how many verdicts were turned is not recorded in every step",
+            )  # fmt: skip
+            continue
+        for kind, turned, share in (
+            ("right", "right_turned", noise.right_told_wrong),
+            ("wrong", "wrong_turned", noise.wrong_told_right),
+        ):
+            n = sum(getattr(one, kind) for one in found)
+            x = sum(getattr(one, turned) for one in found)
+            if abs(x - n * share) > SURELY * (n * share * (1 - share) + 1) ** 0.5:
+                yield violation(
+                    "graded", cell.id, f"steps.jsonl: noise.{turned}", round(n * share), x,
+                    f"of {n} {kind} verdicts another share was turned than the spec says",
+                )  # fmt: skip
 
 
 def _learned(cell: Cell, key: str, step: Step, design: Design) -> Iterator[Violation]:

@@ -96,6 +96,15 @@ class WorkedSteps(Open):
     right_share: Share | None
 
 
+class Noise(Open):
+    """Of all sampled completions: how many verdicts of each kind, and how many told otherwise."""
+
+    right: NonNegativeInt
+    right_turned: NonNegativeInt
+    wrong: NonNegativeInt
+    wrong_turned: NonNegativeInt
+
+
 class Effective(Closed):
     """What a step really used."""
 
@@ -132,6 +141,7 @@ class Step(Open):
     entropy: Number
     zero_variance_share: Share
     worked_steps: WorkedSteps | None = None
+    noise: Noise | None = None
     mixed_share: Share | None = None
     kl_coef: Number | None
     accuracy: Share | None = None

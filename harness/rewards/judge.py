@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +15,16 @@ from harness.spec.schema import RewardSpec
 from harness.tasks.task import Problem
 
 JUDGE_VERSION = 1
+
+
+class Judge(Protocol):
+    """Turns completions into verdicts and scores."""
+
+    def __call__(
+        self, indices: list[int], drawn: Drawn, seed: int
+    ) -> tuple[list[Verdict], Tensor, Tensor, Tensor]:
+        """Verdicts, and per completion: score, bonus and correct."""
+        ...
 
 
 def make_grader(spec: RewardSpec) -> MathGrader:
@@ -34,7 +45,10 @@ def blind_order(count: int, seed: int) -> list[int]:
 
 def reward_identity(spec: RewardSpec) -> dict[str, object]:
     """What a reward is pinned by: its rule's versions and what a verdict is worth."""
-    return {
+    noise: dict[str, object] = {}
+    if spec.noise is not None:
+        noise["noise"] = spec.noise.model_dump(mode="json")
+    return noise | {
         "grader": MathGrader.version,
         "judge": JUDGE_VERSION,
         "answer_format": spec.answer_format,

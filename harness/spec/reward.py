@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from harness.spec.strict import Strict
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class NoiseSpec(Strict):
+    """What an arm is told of the reward in place of the truth; evaluations see the truth.
+
+    A right verdict is told as wrong with probability flip + (1 - flip) false_negative, a wrong one
+    as right with flip + (1 - flip) false_positive. ``sigma`` is the standard deviation of what is
+    added to each score, in units of the score.
+    """
+
+    flip: Probability = 0.0
+    false_negative: Probability = 0.0
+    false_positive: Probability = 0.0
+    sigma: float = Field(default=0.0, ge=0)
+
+    @property
+    def turns(self) -> bool:
+        """Whether any verdict is told otherwise."""
+        return self.right_told_wrong + self.wrong_told_right > 0
+
+    @property
+    def right_told_wrong(self) -> float:
+        return self.flip + (1 - self.flip) * self.false_negative
+
+    @property
+    def wrong_told_right(self) -> float:
+        return self.flip + (1 - self.flip) * self.false_positive
 
 
 class PreferenceSpec(Strict):

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from harness.errors import InputError
 from harness.knobs import Range
-from harness.spec.reward import LearnedSpec
+from harness.spec.reward import LearnedSpec, NoiseSpec
 from harness.spec.strict import Strict
 from harness.spec.verdict import CONTROLS, VerdictSpec
 
@@ -79,11 +79,14 @@ class RewardSpec(Strict):
     workers: int = Field(default=1, ge=1)
     # Left out of the dump where it is absent: specs without one keep their hash.
     learned: LearnedSpec | None = Field(default=None, exclude_if=lambda found: found is None)
+    noise: NoiseSpec | None = Field(default=None, exclude_if=lambda found: found is None)
 
     @model_validator(mode="after")
     def _ordered(self) -> RewardSpec:
         if (self.kind == "learned") != (self.learned is not None):
             raise ValueError("kind learned and a section learned go together; give both or none")
+        if self.learned and self.noise and self.noise.turns:
+            raise ValueError("noise on a learned reward is sigma: it has no verdicts to turn")
         if self.correct <= self.wrong:
             raise ValueError(f"correct ({self.correct}) must be above wrong ({self.wrong})")
         return self
