@@ -69,7 +69,7 @@ def _plain_judge(
         assert isinstance(model, RewardModel)
         return LearnedJudge(
             grader, train.problems, placebo=placebo, on_gold=arm.reward is not None,
-            gold_mean=model.card.get("gold_mean", 0.0), gold_std=model.card.get("gold_std", 1.0),
+            gold_mean=model.card["gold_mean"], gold_std=model.card["gold_std"],
         )  # fmt: skip
     return MathsJudge(grader, train.problems, spec.reward, placebo=placebo)
 

@@ -77,9 +77,13 @@ def read_pairs(spec: PreferenceSpec, base: Base) -> Labelled:
     data_identity(spec)  # refuses what is not pinned
     rows = _local(spec) if spec.source == "local" else _hub(spec, base)
     pairs, notes = _encode(rows, spec, base)
-    heldout = tuple(pairs[: spec.heldout])
-    asked = {p.prompt for p in heldout if p.prompt}
-    train = tuple(p for p in pairs[spec.heldout :] if p.prompt not in asked)[: spec.pairs]
+    by_prompt: dict[Any, list[Encoded]] = {}
+    for at, pair in enumerate(pairs):
+        by_prompt.setdefault(pair.prompt or at, []).append(pair)
+    sides: tuple[list[Encoded], list[Encoded]] = ([], [])
+    for group in by_prompt.values():  # whole prompts, so that none is on both sides
+        sides[len(sides[0]) >= spec.heldout].extend(group)
+    heldout, train = tuple(sides[0][: spec.heldout]), tuple(sides[1][: spec.pairs])
     if len(heldout) < spec.heldout or len(train) < spec.pairs:
         why = f" ({'; '.join(notes)})" if notes else ""
         raise InputError(

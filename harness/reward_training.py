@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from harness.spec.reward import RewardModelSpec
 
 BINS = 10  # of the calibration table
 CONFIDENCE = 0.95
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
@@ -122,29 +124,39 @@ def _fit(
         }
         for p in pairs
     ]
-    pad = _padding(rows, tokenizer.pad_token_id, model.config.vocab_size)
     trainer = RewardTrainer(
         model=model,
         args=arguments,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        data_collator=DataCollatorForPreference(pad),
+        data_collator=DataCollatorForPreference(NO_TOKEN),
         callbacks=[Watch()],
     )
-    model.config.pad_token_id = pad
     trainer.remove_callback(PrinterCallback)  # Watch says it
-    trainer.train()
+    with padded_by_no_token(model):
+        trainer.train()
     return losses
 
 
-def _padding(rows: Sequence[Mapping[str, list[int]]], wanted: int, vocabulary: int) -> int:
-    """A token that ends no row.
+@contextmanager
+def padded_by_no_token(model: Any) -> Iterator[None]:
+    """Let padding be ``NO_TOKEN`` in what the model is fed.
 
     Transformers reads a score at the last token that is not padding. Where a model pads with its
     end of sequence, that would be the token before the end, and a policy's would be the end.
     """
-    last = {row[side][-1] for row in rows for side in row}
-    return next(token for token in (wanted, *range(vocabulary)) if token not in last)
+
+    def look_up(module: Any, ids: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (ids[0].clamp(min=0), *ids[1:])  # any will do: attention masks it
+
+    before = model.config.pad_token_id
+    model.config.pad_token_id = NO_TOKEN
+    hook = model.get_input_embeddings().register_forward_pre_hook(look_up)
+    try:
+        yield
+    finally:
+        hook.remove()
+        model.config.pad_token_id = before
 
 
 def _flops(model: Any, pairs: Sequence[Pair], epochs: int) -> int:
