@@ -24,6 +24,7 @@ from harness.certificate.finding import MISSING
 from harness.experiment import ensure_lock, open_context
 from harness.job import Cell, Context
 from harness.lock import make_lock
+from harness.plan import make_plan
 from harness.report import write_report
 
 LIMIT = 8.0
@@ -88,9 +89,24 @@ def test_its_records_hold_nothing_of_a_rollout(sound: Path):
 
 def test_a_report_has_both_kinds_of_arms(copy: Path):
     write_report(copy)
-    table = (copy / "tables" / "final.md").read_text()
-    assert "dpo" in table
-    assert "grpo" in table
+    assert "dpo" in (copy / "tables" / "final.md").read_text()
+    rows = (copy / "tables" / "diagnostics.md").read_text().splitlines()
+    (accuracy,) = (row.split("|")[1:-1] for row in rows if "pairs in their order" in row)
+    assert [cell.strip() != "–" for cell in accuracy[1:]] == [True, False]  # dpo, grpo
+    (norm,) = (row for row in rows if "gradient norm" in row)
+    assert "–" not in norm
+    notes = (copy / "REPORT.md").read_text()
+    assert "dpo 0" not in notes
+    assert "differ in their clip" not in notes
+
+
+def test_a_plan_beside_its_results_is_made(sound: Path):
+    """Of an arm that samples nothing no length of completions can be measured."""
+    plan = make_plan(opened(sound.parent, sound))
+    (arm,) = (a for a in plan.arms if a.name == "dpo")
+    assert arm.step.completions == 0
+    flops = json.loads((sound / "runs/dpo/seed-0/done.json").read_text())["spent"]["flops"]
+    assert arm.step.total_flops * 4 == pytest.approx(flops, rel=0.9)
 
 
 def test_it_goes_on_to_the_same_bytes(sound: Path, monkeypatch: pytest.MonkeyPatch):

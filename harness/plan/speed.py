@@ -156,7 +156,7 @@ def measure(results: Path, spec: ExperimentSpec) -> Measured | None:
             continue
         steps, timing = folder.lines("steps.jsonl"), _timed(folder)
         last = next((s for s in reversed(steps) if s["step"] in timing), None)
-        if last is None:
+        if last is None or not last["spent"]["completions"]:  # an arm that samples nothing
             continue
         cells += 1
         for phase in PHASES:

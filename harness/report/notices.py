@@ -239,7 +239,7 @@ def _clips(experiment: Experiment) -> Iterator[str]:
     baseline = experiment.baseline
     for arm in experiment.arms:
         mine, theirs = (parts_of(experiment, a).get("clip") for a in (arm, baseline))
-        if arm == baseline or mine == theirs:
+        if arm == baseline or mine == theirs or None in (mine, theirs):
             continue
         shares = [
             mean_of_steps(experiment, a, f"clip_fraction_{side}")[0] or 0.0

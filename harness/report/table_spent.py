@@ -38,6 +38,12 @@ DIAGNOSTICS: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "engine_gap": ("engine against trainer, |Δ log p|", lambda v: number(v, 2)),
 }
 
+OF_PAIRS: dict[str, tuple[str, Callable[[float | None], str]]] = {
+    "preference_accuracy": ("pairs in their order, %", percent),
+    "preference_margin": ("margin of a pair, nats x β", lambda v: fixed(v, 3)),
+    "loss/policy": ("loss", lambda v: fixed(v, 3)),
+}
+
 
 def spent_tables(experiment: Experiment) -> list[Table]:
     """``budget``, ``flops``, ``diagnostics`` and ``outcomes``."""
@@ -137,7 +143,8 @@ def diagnostics_table(experiment: Experiment) -> Table:
     """Means over all training steps and over the last tenth of them, and the final KL to base."""
     arms = [a for a in experiment.shown if a != "base"]
     rows, records = [], []
-    for key, (label, show) in DIAGNOSTICS.items():
+    pairs = any("pairs" in s for arm in arms for c in experiment.seed_cells(arm) for s in c.steps)
+    for key, (label, show) in (DIAGNOSTICS | (OF_PAIRS if pairs else {})).items():
         row = [label]
         for arm in arms:
             whole, last = mean_of_steps(experiment, arm, key)
@@ -192,7 +199,7 @@ def late_mean(experiment: Experiment, arm: str, key: str) -> float | None:
 
 def training_steps(cell: Cell) -> list[Mapping[str, Any]]:
     """The steps in which the policy moved."""
-    return [s for s in cell.steps if s.get("phase", "train") == "train"]
+    return [s for s in cell.steps if s.get("phase", "train") != "critic_warmup"]
 
 
 def kl_to_base(experiment: Experiment, arm: str) -> float | None:
