@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from harness.cell import run_cell
-from harness.errors import CellError, InputError
+from harness.errors import CellError, InputError, suggest
 from harness.job import Cell, Context
 from harness.lock import agree, locked, make_lock, read_lock, write_lock
 from harness.matrix import Matrix
 from harness.plugins import HASH_KEY, copy_name
 from harness.schedule import Ended, execute
 from harness.spec.load import load_spec
-from harness.store import CellFolder, ResultStore, disk_errors, write_bytes
+from harness.spec.sweep import load_sweep
+from harness.store import SWEEP_FILE, CellFolder, ResultStore, disk_errors, write_bytes, write_json
 
 
 def open_context(
@@ -36,6 +37,50 @@ def open_context(
     if extra:
         spec = spec.model_copy(update={"plugins": (*spec.plugins, *extra)})
     return Context(spec, root, (results or Path("results") / spec.name).resolve())
+
+
+def open_contexts(
+    spec_file: Path,
+    overrides: Sequence[str],
+    plugins: Sequence[Path],
+    results: Path | None,
+    case: str | None = None,
+) -> list[Context]:
+    """As ``open_context``; of a sweep, one for each case (or the one that is named).
+
+    Raises:
+        InputError: a bad spec, or no such case.
+    """
+    sweep = load_sweep(spec_file, overrides)
+    if sweep is None:
+        if case is not None:
+            raise InputError(f"--case {case!r}: {spec_file} is no sweep; leave --case out")
+        return [open_context(spec_file, overrides, plugins, results)]
+    names = [c.name for c in sweep.cases]
+    if case is not None and case not in names:
+        raise InputError(f"--case {case!r} is none of this sweep's.{suggest(case, names)}")
+    root = spec_file.parent.resolve()
+    extra = tuple(os.path.relpath(p.resolve(), root) for p in plugins)
+    folder = (results or Path("results") / sweep.name).resolve()
+    found = []
+    for one in sweep.cases:
+        if case in (None, one.name):
+            spec = one.spec
+            if extra:
+                spec = spec.model_copy(update={"plugins": (*spec.plugins, *extra)})
+            found.append(Context(spec, root, folder / one.name))
+    return found
+
+
+def write_sweep(spec_file: Path, overrides: Sequence[str], results: Path | None) -> Path | None:
+    """``sweep.json`` in a sweep's results folder, which is returned; None where it is no sweep."""
+    sweep = load_sweep(spec_file, overrides)
+    if sweep is None:
+        return None
+    folder = (results or Path("results") / sweep.name).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / SWEEP_FILE, sweep.to_json())
+    return folder
 
 
 @dataclass

@@ -26,7 +26,7 @@ from harness.spec.load import read_yaml
 from harness.spec.schema import ExperimentSpec
 from harness.store import ResultStore, write_text
 from harness.tasks.contamination import overlap
-from harness.tune import own_knobs, space
+from harness.tune import check_settings, own_knobs, space
 
 STREAM_EPOCHS = 8  # of the training split, as far as the promised stream hashes reach
 STREAM_BLOCKS = 1000
@@ -48,6 +48,8 @@ def make_lock(context: Context) -> dict[str, Any]:
         check_engine(spec, arm.arm)
         if spec.tuning:
             space(spec, arm.arm)
+    for named, arm in zip(spec.arms, found.values(), strict=True):
+        check_settings(arm.arm, spec.settings.get(named, {}))
     base = load_base(spec.model, resolve_device(spec.runtime.device))
     loaded = {name: load_split(f"data.{name}", split) for name, split in splits(spec).items()}
     sets = {

@@ -37,6 +37,7 @@ class Matrix:
         found = context.arms()
         self.arms: dict[str, Arm] = {name: f.arm for name, f in found.items()}
         self.imitated = context.imitated(found)
+        self.named = dict(zip(found, self.spec.arms, strict=True))  # as the spec has them
 
     def folder(self, cell: Cell) -> CellFolder:
         return self.store.cell(cell.arm, cell.name)
@@ -97,7 +98,8 @@ class Matrix:
         trials = self.trials(like)
         if trials is not None and not trials.complete:
             return
-        settings = tuple(trials.chosen.items()) if trials else ()
+        by_hand = self.spec.settings.get(self.named[like], {})
+        settings = tuple(trials.chosen.items()) if trials else tuple(by_hand.items())
         for seed in self.spec.seeds:
             yield Cell(arm, "seed", seed, self.spec.budget.limit, settings)
 

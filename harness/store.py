@@ -20,6 +20,7 @@ from harness.identity import canonical, digest
 
 TEXT_FILES = ("steps.jsonl", "evals.jsonl", "timing.jsonl", "samples.jsonl")
 TEMPORARY = ".tmp"
+SWEEP_FILE = "sweep.json"  # in the folder of a sweep, beside those of its cases
 PATIENCE_SECONDS = 30.0  # for the orphan of a killed run, which dies within moments
 
 

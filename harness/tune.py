@@ -68,6 +68,20 @@ def own_knobs(spec: ExperimentSpec, arm: Arm) -> dict[str, Range]:
     return {} if spec.ladder else knobs(arm)
 
 
+def check_settings(arm: Arm, made: Mapping[str, Any]) -> None:
+    """Refuse settings by hand that are no knob of an arm.
+
+    Raises:
+        InputError: naming the path.
+    """
+    known = knobs(arm)
+    for path in made:
+        if path not in known:
+            raise InputError(
+                f"settings.{arm.name}: {path!r} is no knob of the arm.{suggest(path, known)}"
+            )
+
+
 def defaults(spec: ExperimentSpec, arm: Arm, ranges: Mapping[str, Range]) -> dict[str, Any]:
     """Trial 0: what spec and arm say before tuning.
 

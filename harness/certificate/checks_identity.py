@@ -179,10 +179,11 @@ def _settings(cell: Cell, run: Run, design: Design) -> Iterator[Violation]:
     arm = design.arm_of(cell)
     locked, tuning = design.lock.arms[arm], design.spec.tuning
     if tuning is None:
-        if run.settings:
+        by_hand = design.set_by_hand(arm)
+        if run.settings != by_hand:
             yield violation(
-                "arms", cell.id, "run.json: settings", {}, run.settings,
-                "settings without tuning",
+                "arms", cell.id, "run.json: settings", by_hand, run.settings,
+                "without tuning, settings are those that the spec declares",
             )  # fmt: skip
         return
     spaces = design.spaces(arm)

@@ -131,6 +131,11 @@ class Design:
         own = {path: r for path, r in locked.items() if r is not None}
         return own | dict(tuning.arms.get(arm, {})) | dict(tuning.shared)
 
+    def set_by_hand(self, arm: str) -> dict[str, Any]:
+        """What the spec itself sets of an arm."""
+        named = {name: written for written, name in self.arm_names.items()}
+        return dict(self.spec.settings.get(named.get(arm, arm), {}))
+
     def shared_settings(self, run: Run) -> dict[str, Any]:
         return {path: v for path, v in run.settings.items() if path in self.shared}
 

@@ -8,9 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from harness.cli.contexts import context as one_context
+from harness.cli.contexts import contexts, recorded_contexts, results_of
 from harness.cli.show import console, print_json, print_table, say
-from harness.errors import CELL_FAILED, NOT_CERTIFIED, InputError, counted, shown
-from harness.spec.load import find_spec, load_spec
+from harness.errors import CELL_FAILED, NOT_CERTIFIED, counted, shown
+from harness.spec.load import find_spec
+from harness.store import SWEEP_FILE
 
 Experiment = Annotated[
     str, typer.Argument(help="A name in experiments/, or a path to a YAML file.", metavar="EXP")
@@ -25,6 +28,7 @@ Plugins = Annotated[
 Results = Annotated[
     Path | None, typer.Option(help="Where results go. Default: results/<name of the spec>.")
 ]
+OneCase = Annotated[str | None, typer.Option("--case", help="One case of a sweep; all without.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -33,72 +37,28 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def _context(
-    experiment: str, overrides: list[str] | None, plugins: list[Path] | None, results: Path | None
-) -> Any:
-    from harness.experiment import open_context
-
-    return open_context(find_spec(experiment), overrides or [], plugins or [], results)
-
-
-def _recorded_context(
-    experiment: str, overrides: list[str] | None, plugins: list[Path] | None, results: Path | None
-) -> Any:
-    """As ``_context``; a folder that has a lock is read by it, whatever options made it."""
-    from dataclasses import replace
-
-    from harness.amendments import applied
-    from harness.lock import locked, read_lock
-    from harness.spec.load import check_spec
-
-    context = _context(experiment, overrides, plugins, results)
-    lock = context.results / "spec.lock.yaml"
-    if overrides or plugins or not lock.exists():
-        return context
-    spec = check_spec(applied(read_lock(lock))["spec"], str(lock))
-    return locked(replace(context, spec=spec))
-
-
-def _results_of(experiment: str, results: Path | None) -> Path:
-    """The folder of an experiment's results; also a results folder itself."""
-    path = results or Path(experiment)
-    if results is None and not (path / "spec.lock.yaml").is_file():
-        if len(Path(experiment).parts) > 1 and not experiment.endswith((".yaml", ".yml")):
-            raise InputError(f"{experiment} is no results folder: it has no spec.lock.yaml")
-        path = Path("results") / _name_of(experiment)
-    if not path.is_dir():
-        raise InputError(f"no results at {path}; run `harness run {experiment}` first")
-    return path.resolve()
-
-
-def _name_of(experiment: str) -> str:
-    """What the experiment's spec calls itself, which names its results folder."""
-    try:
-        return load_spec(find_spec(experiment)).name
-    except InputError:  # the spec is not here, or has changed; the results may still be
-        return Path(experiment).stem
-
-
 def validate(
     experiment: Experiment,
     set_: Overrides = None,
     plugin: Plugins = None,
     json: AsJson = False,
+    case: OneCase = None,
 ) -> None:
     """Check a spec: keys, types, arms, data files and their hashes; run nothing."""
     from harness.plan import make_plan
 
-    context = _context(experiment, set_, plugin, None)
-    made = make_plan(context)
-    spec = context.spec
+    found = []
+    for one in contexts(experiment, set_, plugin, None, case):
+        made, spec = make_plan(one), one.spec
+        found.append({"valid": True, "name": spec.name, "spec": spec.model_dump(mode="json"),
+                      "warnings": list(made.warnings)})  # fmt: skip
+        if not json:
+            arms, seeds = counted(len(spec.arms), "arm"), counted(len(spec.seeds), "seed")
+            say(f"{spec.name}: valid. {arms}, {seeds}.")
+            for warning in made.warnings:
+                say(f"note: {warning}")
     if json:
-        print_json({"valid": True, "name": spec.name, "spec": spec.model_dump(mode="json"),
-                    "warnings": list(made.warnings)})  # fmt: skip
-        return
-    arms, seeds = counted(len(spec.arms), "arm"), counted(len(spec.seeds), "seed")
-    say(f"{spec.name}: valid. {arms}, {seeds}.")
-    for warning in made.warnings:
-        say(f"note: {warning}")
+        print_json(found if len(found) > 1 else found[0])
 
 
 def plan(
@@ -107,15 +67,40 @@ def plan(
     plugin: Plugins = None,
     jobs: Annotated[int, typer.Option(min=0, help="Cells run at once; 0 for one per core.")] = 0,
     json: AsJson = False,
+    case: OneCase = None,
 ) -> None:
     """Print what an experiment will cost before it runs: cells, tokens, FLOPs, memory, time."""
     from harness.plan import describe, make_plan
 
-    made = make_plan(_context(experiment, set_, plugin, None), width=jobs or default_width())
+    found = contexts(experiment, set_, plugin, None, case)
+    if len(found) > 1:
+        _plan_sweep(found, jobs or default_width(), json)
+        return
+    made = make_plan(found[0], width=jobs or default_width())
     if json:
         print_json(made.to_json())
     else:
         describe(made, console)
+
+
+def _plan_sweep(found: list[Any], width: int, json: bool) -> None:
+    """A line per case, and the whole."""
+    from harness.plan import make_plan
+
+    made = [make_plan(context, width=width) for context in found]
+    if json:
+        print_json([one.to_json() for one in made])
+        return
+    rows = [
+        (context.results.name, sum(c.cells for arm in one.arms for c in arm.cells),
+         f"{one.time.hours:.2f}", f"{one.time.wall_hours[width]:.2f}")
+        for context, one in zip(found, made, strict=True)
+    ]  # fmt: skip
+    hours, wall = (sum(float(row[i]) for row in rows) for i in (2, 3))
+    rows.append(("all", sum(row[1] for row in rows), f"{hours:.2f}", f"{wall:.2f}"))
+    unit = made[0].time.unit
+    print_table(f"{counted(len(found), 'case')}; one in full with --case",
+                ["case", "cells", unit, f"hours at {width} at once"], rows)  # fmt: skip
 
 
 def run(
@@ -124,8 +109,26 @@ def run(
     plugin: Plugins = None,
     results: Results = None,
     jobs: Annotated[int, typer.Option(min=0, help="Cells run at once; 0 for one per core.")] = 0,
+    case: OneCase = None,
 ) -> None:
     """Run what is missing, then audit and report. Stopped at any moment, it goes on from there."""
+    from harness.experiment import open_contexts, write_sweep
+
+    file = find_spec(experiment)
+    contexts = open_contexts(file, set_ or [], plugin or [], results, case)
+    folder = write_sweep(file, set_ or [], results)
+    codes = []
+    for number, context in enumerate(contexts, 1):
+        if folder is not None:
+            say(f"case {number} of {len(contexts)}: {context.results.name}")
+        codes.append(_run_one(context, jobs))
+    if folder is not None:
+        codes.append(_conclude_sweep(folder))
+    raise typer.Exit(CELL_FAILED if CELL_FAILED in codes else max(codes))
+
+
+def _run_one(context: Any, jobs: int) -> int:
+    """Run one experiment to its report; the exit code."""
     from harness.amendments import late
     from harness.cli.progress import View
     from harness.experiment import run_experiment
@@ -134,7 +137,6 @@ def run(
     from harness.plan import make_plan
     from harness.store import write_json
 
-    context = _context(experiment, set_, plugin, results)
     width = jobs or default_width(context.spec.runtime.device)
     made = make_plan(context, width=width)
     for warning in made.warnings:
@@ -159,8 +161,8 @@ def run(
     if end.failed or end.missing:
         say(f"{counted(end.done, 'cell')} done, {len(end.failed)} failed, {end.missing} not run; "
             "the same command runs what is missing")  # fmt: skip
-        raise typer.Exit(CELL_FAILED)
-    raise typer.Exit(code)
+        return CELL_FAILED
+    return code
 
 
 def amend(
@@ -170,12 +172,13 @@ def amend(
     plugin: Plugins = None,
     results: Results = None,
     json: AsJson = False,
+    case: OneCase = None,
 ) -> None:
     """Record that the spec now declares otherwise (margin, family, more seeds or arms): no cell
     changes, and what it touches is exploratory from then on."""
     from harness.lock import amend as append
 
-    context = _context(experiment, set_, plugin, results)
+    context = one_context(experiment, set_, plugin, results, case)
     made = append(context, why)
     if json:
         print_json(made)
@@ -206,6 +209,15 @@ def _conclude(results: Path) -> int:
     return 0 if certificate.certified else NOT_CERTIFIED
 
 
+def _conclude_sweep(folder: Path) -> int:
+    """The pooled report of a sweep's cases."""
+    from harness.report.sweep import write_sweep_report
+
+    written = write_sweep_report(folder)
+    say(f"report of the sweep: {written.html}")
+    return 0
+
+
 def default_width(device: str = "auto") -> int:
     """One cell per core, or per GPU where there is one."""
     if device != "cpu":
@@ -222,18 +234,33 @@ def status(
     plugin: Plugins = None,
     results: Results = None,
     json: AsJson = False,
+    case: OneCase = None,
 ) -> None:
     """Show the matrix: which cells are done, running, failed or waiting."""
     from harness.cli.status import matrix_rows
 
-    rows = matrix_rows(_recorded_context(experiment, set_, plugin, results))
+    found = recorded_contexts(experiment, set_, plugin, results, case)
+    rows = []
+    for context in found:
+        name = {"case": context.results.name} if len(found) > 1 else {}
+        rows += [name | row for row in matrix_rows(context)]
     if json:
         print_json(rows)
         return
     print_table(
         f"{experiment}: {sum(r['state'] == 'done' for r in rows)} of {len(rows)} cells done",
-        ["arm", "cell", "state", "budget spent", "note"],
-        [(r["arm"], r["cell"], r["state"], f"{r['share']:.0%}", r["note"]) for r in rows],
+        [*(["case"] if len(found) > 1 else []), "arm", "cell", "state", "budget spent", "note"],
+        [
+            (
+                *([r["case"]] if "case" in r else []),
+                r["arm"],
+                r["cell"],
+                r["state"],
+                f"{r['share']:.0%}",
+                r["note"],
+            )
+            for r in rows
+        ],
     )
 
 
@@ -241,29 +268,39 @@ def audit(experiment: Experiment, results: Results = None, json: AsJson = False)
     """Check from the records that the arms really were matched. Exit code 3 if not."""
     from harness.certificate import write_certificate
 
-    certificate = write_certificate(_results_of(experiment, results))
+    folders = results_of(experiment, results)
+    found = {folder: write_certificate(folder) for folder in folders}
     if json:
-        print_json(certificate.to_json())
+        made = {folder.name: one.to_json() for folder, one in found.items()}
+        print_json(made if len(folders) > 1 else made[folders[0].name])
     else:
-        print_table(
-            "certified" if certificate.certified else "NOT certified",
-            ["check", "result"],
-            [(c.name, "holds" if c.passed else "VIOLATED") for c in certificate.checks],
-        )
-        for violation in certificate.violations:
-            say(f"violation: {violation.message}")
-    raise typer.Exit(0 if certificate.certified else NOT_CERTIFIED)
+        for folder, certificate in found.items():
+            state = "certified" if certificate.certified else "NOT certified"
+            print_table(
+                f"{folder.name}: {state}" if len(folders) > 1 else state,
+                ["check", "result"],
+                [(c.name, "holds" if c.passed else "VIOLATED") for c in certificate.checks],
+            )
+            for violation in certificate.violations:
+                say(f"violation: {violation.message}")
+    whole = all(one.certified for one in found.values())
+    raise typer.Exit(0 if whole else NOT_CERTIFIED)
 
 
 def report(experiment: Experiment, results: Results = None, json: AsJson = False) -> None:
     """Write tables, figures and report.html again, from the stored runs alone."""
     from harness.report import write_report
 
-    written = write_report(_results_of(experiment, results))
+    folders = results_of(experiment, results)
+    written = [write_report(folder) for folder in folders]
     if json:
-        print_json({"html": str(written.html), "files": [str(f) for f in written.files]})
+        made = [{"html": str(w.html), "files": [str(f) for f in w.files]} for w in written]
+        print_json(made if len(made) > 1 else made[0])
     else:
-        say(f"report: {written.html}")
+        for one in written:
+            say(f"report: {one.html}")
+    if (folders[0].parent / SWEEP_FILE).is_file():
+        _conclude_sweep(folders[0].parent)
 
 
 def evaluate(
@@ -278,11 +315,13 @@ def evaluate(
     plugin: Plugins = None,
     results: Results = None,
     json: AsJson = False,
+    case: OneCase = None,
 ) -> None:
     """Evaluate a finished run's weights anew; writes nothing into the results."""
     from harness.cli.evaluate_weights import evaluate_weights
 
-    context = _recorded_context(experiment, set_, plugin, results)
+    one_context(experiment, set_, plugin, results, case)  # a sweep must say which case
+    (context,) = recorded_contexts(experiment, set_, plugin, results, case)
     found = evaluate_weights(context, arm, seed, split, samples)
     if json:
         print_json(found)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from harness.cli.contexts import contexts
 from harness.cli.experiment_commands import AsJson, Experiment, Overrides, Plugins
 from harness.cli.show import print_json, print_table, say, short
 
@@ -29,10 +30,8 @@ def reward_model(
 ) -> None:
     """Build the reward model of an experiment, or find it, and print how good it is."""
     from harness.cli.reward_card import best_of_curve, ensure_card
-    from harness.experiment import open_context
-    from harness.spec.load import find_spec
 
-    context = open_context(find_spec(experiment), set_ or [], plugin or [], None)
+    context = contexts(experiment, set_, plugin, None)[0]  # cases of a sweep share it
     found = ensure_card(context.spec, None if json else say)
     curve = best_of_curve(found, best_of, CURVE_PROMPTS, SPARE) if best_of else []
     if json:

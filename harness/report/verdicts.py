@@ -121,7 +121,7 @@ def _terms(
     named = dict(zip(experiment.spec["arms"], experiment.arms, strict=False))
 
     def own(arm: str) -> str:
-        return named[arm] if arm in named else arm
+        return named.get(arm, arm)
 
     arms = [own(arm) for arm in spec["arms"]]
     baseline, family = own(spec.get("baseline") or spec["arms"][0]), verdict.get("family", NAMED)

@@ -17,6 +17,7 @@ from harness.errors import InputError, counted, shown, suggest
 from harness.spec.schema import ExperimentSpec
 
 EXPERIMENTS = Path("experiments")
+SWEEP = "sweep"
 
 
 def find_spec(name: str) -> Path:
@@ -47,10 +48,26 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> ExperimentSpec:
     Raises:
         InputError: unknown key, wrong type, inconsistent values; the line names file and key.
     """
+    tree = read_tree(path, overrides)
+    if SWEEP in tree:
+        raise InputError(f"{path} is a sweep of several experiments; name one with --case")
+    return check_spec(tree, f"{path} (with --set)" if overrides else str(path))
+
+
+def read_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """A spec file with what it extends and the overrides, unchecked.
+
+    A file that extends a sweep has it too, unless it says ``sweep: null``.
+
+    Raises:
+        InputError: a file that cannot be read, or an override that is none.
+    """
     tree = _read(path, ())
     for override in overrides:
         tree = _set(tree, override)
-    return check_spec(tree, f"{path} (with --set)" if overrides else str(path))
+    if tree.get(SWEEP, 0) is None:
+        del tree[SWEEP]
+    return tree
 
 
 def check_spec(tree: Mapping[str, Any], where: str) -> ExperimentSpec:

@@ -278,6 +278,10 @@ class ExperimentSpec(Strict):
     # Left out of the dump where it is absent: specs without one keep their hash.
     ladder: LadderSpec | None = Field(default=None, exclude_if=lambda found: found is None)
     verdict: VerdictSpec | None = Field(default=None, exclude_if=lambda found: found is None)
+    # Arm -> path -> value: knobs that are set by hand, and declared by it.
+    settings: dict[str, dict[str, float | int | str]] = Field(
+        default_factory=dict, exclude_if=lambda found: not found
+    )
     seeds: tuple[int, ...] = Field(min_length=1)
     model: ModelSpec
     data: DataSpec
@@ -319,6 +323,7 @@ class ExperimentSpec(Strict):
                 "tuning.arms sets single arms, and rungs of a ladder may differ in their axis "
                 "alone; tune what all share (tuning.shared), or leave the ladder out"
             )
+        self._check_settings()
         if self.tuning and (both := set(self.tuning.seeds) & set(self.seeds)):
             raise ValueError(f"tuning.seeds {sorted(both)} are also in seeds: tune on others")
         batch = self.sampling.prompts_per_step * self.sampling.completions_per_prompt
@@ -328,3 +333,16 @@ class ExperimentSpec(Strict):
                 f"{batch} completions (sampling.prompts_per_step x completions_per_prompt)"
             )
         return self
+
+    def _check_settings(self) -> None:
+        if unknown := [arm for arm in self.settings if arm not in self.arms]:
+            raise ValueError(f"settings: {unknown} are not among arms {list(self.arms)}")
+        if self.settings and (self.tuning or self.ladder):
+            raise ValueError(
+                "settings sets arms by hand; leave tuning and ladder out, whose arms change"
+            )
+        for arm, made in self.settings.items():
+            if shared := [path for path in made if path.startswith("optimizer.")]:
+                raise ValueError(
+                    f"settings.{arm}: {shared} are controls, equal for all arms; set optimizer"
+                )
