@@ -34,7 +34,7 @@ from harness.spec.schema import ExperimentSpec, ModelSpec
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-VERSION = 3  # raise when a recipe would give another model
+VERSION = 4  # raise when a recipe would give another model
 RECORD = "reward_model.json"
 FROM_BASE = "base"
 PAIRS, START, TOKENIZER = "pairs.json", "start", "tokenizer"  # what the child is given

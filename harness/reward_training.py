@@ -149,13 +149,19 @@ def padded_by_no_token(model: Any) -> Iterator[None]:
     def look_up(module: Any, ids: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (ids[0].clamp(min=0), *ids[1:])  # any will do: attention masks it
 
+    def declare(module: Any, *_: Any) -> None:
+        module.config.pad_token_id = NO_TOKEN  # each time: the trainer puts the tokenizer's back
+
     before = model.config.pad_token_id
-    model.config.pad_token_id = NO_TOKEN
-    hook = model.get_input_embeddings().register_forward_pre_hook(look_up)
+    hooks = (
+        model.get_input_embeddings().register_forward_pre_hook(look_up),
+        model.register_forward_pre_hook(declare),
+    )
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
         model.config.pad_token_id = before
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
+from harness import reward_training
 from harness.cli import main
 from harness.cli.reward_card import Found, best_of_curve
 from harness.cost.shape import ModelShape
@@ -31,7 +32,15 @@ from harness.reward_model import (
     preferences,
     score_rows,
 )
-from harness.reward_training import NO_TOKEN, _flops, calibration, measure, padded_by_no_token
+from harness.reward_training import (
+    NO_TOKEN,
+    Training,
+    _fit,
+    _flops,
+    calibration,
+    measure,
+    padded_by_no_token,
+)
 from harness.rewards.gold import ReviewSentiment
 from harness.spec.load import check_spec, merge
 from harness.spec.schema import ExperimentSpec
@@ -244,6 +253,27 @@ def test_a_score_is_read_where_the_trainer_read_it_even_if_padding_is_the_end_to
         assert torch.allclose(theirs(NO_TOKEN), ours, atol=1e-4)
     assert reader.config.pad_token_id == end
     assert not torch.allclose(theirs(end), ours, atol=1e-4)
+
+
+def test_training_reads_a_score_where_it_is_read_afterwards(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The loss that the trainer logs at its first step is that of the scores that we read."""
+    monkeypatch.setattr(reward_training, "TRAINING", Training(log_every=1))
+    reader: Any = AutoModelForSequenceClassification.from_pretrained(world.folder)
+    pairs = world.found.heldout[:48]  # ragged; a few end in the padding token
+    chosen, rejected = (
+        score_rows(
+            RewardModel(reader, 0.0, 1.0, {}), [(p.prompt_ids, getattr(p, s)) for p in pairs]
+        )
+        for s in ("chosen_ids", "rejected_ids")
+    )
+    expected = -torch.nn.functional.logsigmoid(chosen - rejected).mean()
+    recipe = world.spec.reward.learned.model  # type: ignore[union-attr]
+    once = recipe.model_copy(update={"epochs": 1, "batch": len(pairs)})
+    losses = _fit(reader, world.base.tokenizer, pairs, once, tmp_path)
+    assert losses == [(1, pytest.approx(float(expected), rel=1e-4))]
+    assert reader.config.pad_token_id == world.base.tokenizer.pad_token_id
 
 
 def test_it_costs_what_the_planner_and_torch_say(world: World):
