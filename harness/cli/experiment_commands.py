@@ -11,7 +11,7 @@ import typer
 from harness.cli.contexts import context as one_context
 from harness.cli.contexts import contexts, recorded_contexts, results_of
 from harness.cli.show import console, print_json, print_table, say
-from harness.errors import CELL_FAILED, NOT_CERTIFIED, counted, shown
+from harness.errors import BAD_INPUT, CELL_FAILED, NOT_CERTIFIED, InputError, counted, shown
 from harness.spec.load import find_spec
 from harness.store import SWEEP_FILE
 
@@ -66,21 +66,36 @@ def plan(
     set_: Overrides = None,
     plugin: Plugins = None,
     jobs: Annotated[int, typer.Option(min=0, help="Cells run at once; 0 for one per core.")] = 0,
+    pilot: Annotated[
+        Path | None, typer.Option(help="A results folder that tells how much seeds differ.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 2 if the verdict cannot be counted on.")
+    ] = False,
     json: AsJson = False,
     case: OneCase = None,
 ) -> None:
-    """Print what an experiment will cost before it runs: cells, tokens, FLOPs, memory, time."""
+    """Print what an experiment will cost before it runs, and whether it can show what it asks."""
     from harness.plan import describe, make_plan
+    from harness.plan.describe import describe_power
+    from harness.plan.power import design_power
 
     found = contexts(experiment, set_, plugin, None, case)
     if len(found) > 1:
+        if pilot or strict:
+            raise InputError("--pilot and --strict look at one case of a sweep; name it by --case")
         _plan_sweep(found, jobs or default_width(), json)
         return
     made = make_plan(found[0], width=jobs or default_width())
+    sizes = {s.name.removeprefix("test."): s.problems for s in made.data if "test." in s.name}
+    power = design_power(found[0].spec, sizes, pilot)
     if json:
-        print_json(made.to_json())
+        print_json(made.to_json() | {"power": power.to_json()})
     else:
         describe(made, console)
+        describe_power(power, console)
+    if strict and power.refusals:
+        raise typer.Exit(BAD_INPUT)
 
 
 def _plan_sweep(found: list[Any], width: int, json: bool) -> None:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from harness.cost.memory import KINDS, MemoryItem, by_role
 from harness.errors import counted
+from harness.plan.power import DesignPower
 from harness.plan.value import ArmPlan, CellPlan, Plan
 
 PREFIXES = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -43,6 +44,35 @@ def describe(plan: Plan, console: Console) -> None:
     console.print(f"\n[bold]to know before running[/bold] ({len(plan.warnings)})")
     for line in plan.warnings:
         console.print(f"  {line}", markup=False)
+
+
+def describe_power(power: DesignPower, console: Console) -> None:
+    """Print what the design can show, and what it cannot be counted on to show."""
+    if power.comparisons:
+        rows = [
+            (
+                f"{one.test}: {one.arm} − {one.control}", f"{100 * one.sd:.2f}",
+                f"{one.difference:.2f} / {one.equivalence:.2f}",
+                _pair(one.difference_beyond, one.equivalence_beyond),
+                _pair(one.seeds_difference, one.seeds_equivalence),
+                _pair(one.problems_difference, one.problems_equivalence), one.basis,
+            )
+            for one in power.comparisons
+        ]  # fmt: skip
+        columns = ("comparison", "sd, points", "power", "other problems", "seeds needed",
+                   "problems needed", "from")  # fmt: skip
+        margin = f"{100 * (power.margin or 0):g} points, level {power.alpha_each:.3g} each"
+        title = f"Power to show a difference of the margin / equivalence: margin {margin}"
+        console.print()
+        console.print(_table(title, columns, rows))
+    console.print(f"\n[bold]not promised[/bold] ({len(power.refusals)})")
+    for line in (*power.refusals, *(f"note: {note}" for note in power.notes)):
+        console.print(f"  {line}", markup=False)
+
+
+def _pair(a: float | None, b: float | None) -> str:
+    shown = ("–" if v is None else f"{v:,}" if isinstance(v, int) else f"{v:.2f}" for v in (a, b))
+    return " / ".join(shown)
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -17,12 +17,15 @@ from harness.report.plots import Plot, draw_plots
 from harness.report.samples import EXCERPT, excerpt, side_by_side
 from harness.report.scores import TestScores, final_scores
 from harness.report.table_checkpoints import checkpoints_table
+from harness.report.table_curves import crossover_table, sigmoid_table
 from harness.report.table_design import design_tables
 from harness.report.table_exchange import exchange_table
 from harness.report.table_ladder import ladder_tables
 from harness.report.table_machine import machine_tables
 from harness.report.table_scores import score_tables
+from harness.report.table_sensitivity import sensitivity_table
 from harness.report.table_spent import spent_tables
+from harness.report.table_tuning import effort_table
 from harness.report.table_verdict import verdict_table
 from harness.report.tables import Table
 from harness.store import disk_errors, write_text
@@ -96,6 +99,10 @@ def all_tables(experiment: Experiment, scores: Sequence[TestScores]) -> list[Tab
         checkpoints_table(experiment),
         exchange_table(experiment, scores),
         exchange_table(experiment, scores, measured=True),
+        sensitivity_table(experiment, scores),
+        effort_table(experiment),
+        sigmoid_table(experiment, scores),
+        crossover_table(experiment, scores),
     ]
     tables = [
         *design_tables(experiment),

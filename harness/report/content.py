@@ -15,6 +15,7 @@ from harness.report.samples import Comparison
 from harness.report.scores import TestScores
 from harness.report.table_checkpoints import selected_checkpoints
 from harness.report.table_ladder import ladder_sentences
+from harness.report.table_tuning import effort_sentence
 from harness.report.table_verdict import verdict_sentences
 from harness.report.tables import Table, budget, setting
 
@@ -101,7 +102,7 @@ def compose(
         ("Pass@K and Maj@K", pick("p:pass_maj_at_k", "t:crossover")),
         ("By level and subject", pick("t:levels")),
         ("How the arms differ", pick("t:arms", "t:controls", "t:data")),
-        ("Tuning", pick("t:tuning", "p:tuning", "p:effort", "t:effort")),
+        ("Tuning", _effort(experiment, pick("t:tuning", "p:tuning", "p:effort", "t:effort"))),
         ("Training", pick("p:training", "p:learning_tokens", "t:sigmoid", "t:diagnostics",
                           "p:length_entropy", "p:signal", "t:outcomes")),
         ("Cost", pick("t:flops", "p:flops", "t:budget", "t:memory", "p:memory")),
@@ -179,6 +180,11 @@ def _ladder(
     if not experiment.ladder:
         return []
     return [*(Text(sentence) for sentence in ladder_sentences(experiment, scores)), *blocks]
+
+
+def _effort(experiment: Experiment, blocks: list[Block]) -> list[Block]:
+    sentence = effort_sentence(experiment) if blocks else None
+    return [Text(sentence), *blocks] if sentence else blocks
 
 
 def _measured(blocks: list[Block]) -> list[Block]:

@@ -12,6 +12,7 @@ from harness.report.ladder_plots import attribution_figure, ladder_figure
 from harness.report.load import Experiment
 from harness.report.scores import TestScores
 from harness.report.style import render, styled
+from harness.report.table_tuning import effort_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -167,6 +168,15 @@ def _recipes(experiment: Experiment, scores: Sequence[TestScores]) -> Iterator[_
         "The number is the trial, 0 the arm's own defaults; the ring marks the chosen one.",
         "tuning",
         lambda: tuning_points(experiment),
+    )
+    yield _Recipe(
+        "effort",
+        "Expected best validation score against tuning effort",
+        "The best of n trials, averaged over all choices of n from those that were run; band: one "
+        "standard deviation over the choices.",
+        "effort",
+        lambda: effort_figure(experiment),
+        curves=True,
     )
     yield _Recipe(
         "flops",

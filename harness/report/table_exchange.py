@@ -63,6 +63,27 @@ def exchange(
     return Exchange(unit, limit, {arm: _at(limit, found) for arm, found in runs.items()})
 
 
+def gaps_at(
+    experiment: Experiment, test: str, unit: str, metric: Metric, arm: str, control: str
+) -> dict[int, float]:
+    """Seed -> difference between two arms at their largest common budget; empty if unknown."""
+    base = {c.seed: final_line(c, f"test.{test}") for c in experiment.seed_cells("base")}
+    runs = [
+        {c.seed: found for c in experiment.seed_cells(name) if c.seed is not None
+         if (found := _trajectory(c, test, unit, base.get(c.seed), metric))}
+        for name in (arm, control)
+    ]  # fmt: skip
+    if not all(runs):
+        return {}
+    limit = min(run[-1][0] for by_seed in runs for run in by_seed.values())
+    found = {}
+    for seed in sorted(runs[0].keys() & runs[1].keys()):
+        ours, theirs = (_interpolated(limit, by_seed[seed]) for by_seed in runs)
+        if ours and theirs:
+            found[seed] = float(np.mean([ours[i] - theirs[i] for i in ours if i in theirs]))
+    return found
+
+
 def compared(experiment: Experiment) -> list[str]:
     """The arms that are exchanged: those that sentences name."""
     return [arm for arm in experiment.drawn if arm in experiment.arms]

@@ -118,12 +118,30 @@ def all_terms(experiment: Experiment) -> list[Terms]:
 def _terms(
     experiment: Experiment, spec: Mapping[str, Any], verdict: Mapping[str, Any], status: str
 ) -> Terms:
-    named = dict(zip(experiment.spec["arms"], experiment.arms, strict=False))
+    named: dict[str, str] = dict(zip(experiment.spec["arms"], experiment.arms, strict=False))
+    # Of a long ladder without a declaration its ends, and not all of the arms between.
+    arms = experiment.drawn if status == NOT_DECLARED else None
+    return terms_of(spec, verdict, status, named, arms)
+
+
+def terms_of(
+    spec: Mapping[str, Any],
+    verdict: Mapping[str, Any],
+    status: str = IN_ADVANCE,
+    named: Mapping[str, str] | None = None,
+    among: Sequence[str] | None = None,
+) -> Terms:
+    """A spec's verdict with its family spelt out.
+
+    Args:
+        named: an arm as the spec writes it -> its own name; as written where it is not there.
+        among: the arms that the baseline may be compared with; all where None.
+    """
 
     def own(arm: str) -> str:
-        return named.get(arm, arm)
+        return (named or {}).get(arm, arm)
 
-    arms = [own(arm) for arm in spec["arms"]]
+    arms = [own(arm) for arm in spec["arms"] if among is None or own(arm) in among]
     baseline, family = own(spec.get("baseline") or spec["arms"][0]), verdict.get("family", NAMED)
     pairs = (
         [(arm, baseline) for arm in arms if arm != baseline]
@@ -169,12 +187,17 @@ def judged(experiment: Experiment, scores: Sequence[TestScores], terms: Terms) -
     ]
 
 
-def paired_gaps(test: TestScores, arm: str, control: str, terms: Terms) -> Floats | None:
-    """(seeds x problems) differences over the declared seeds that both arms finished."""
-    ours, theirs = test.arms.get(arm), test.arms.get(control)
-    if ours is None or theirs is None or terms.metric not in test.metrics:
+def paired_gaps(
+    test: TestScores, arm: str, control: str, terms: Terms, metric: Metric | None = None
+) -> Floats | None:
+    """(seeds x problems) differences over the declared seeds that both arms finished.
+
+    By the declared metric, or another.
+    """
+    ours, theirs, metric = test.arms.get(arm), test.arms.get(control), metric or terms.metric
+    if ours is None or theirs is None or metric not in test.metrics:
         return None
-    place = test.metrics.index(terms.metric)
+    place = test.metrics.index(metric)
     shared = [s for s in terms.seeds if s in ours.seeds and s in theirs.seeds]
     if not shared:
         return None
