@@ -553,7 +553,7 @@ def test_every_table_and_figure_is_on_the_page_with_its_files(page: Page, writte
     tables = {p.stem for p in (written / "tables").glob("*.csv")} - {"failures"}
     assert {f"tables/{name}.csv" for name in tables} <= targets
     figures = {p.stem for p in (written / "figures").glob("*.svg")}
-    assert len(figures) == 11
+    assert len(figures) == 12
     assert {f"figures/{name}.png" for name in figures} <= targets
     assert "runs/dapo/seed-2/" in targets
 
