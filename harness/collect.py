@@ -14,7 +14,7 @@ from harness.identity import stream_seed
 from harness.loop import Loop
 from harness.rewards.learned import learned_record
 from harness.rewards.maths import Verdict
-from harness.rewards.noise import NoisyJudge, turned_record
+from harness.rewards.noise import NoisyJudge
 from harness.rewards.steps import steps_record
 from harness.samplers.sampler import Drawn
 from harness.types import Rollout, group_range, group_sum
@@ -55,16 +55,16 @@ def collect(loop: Loop, record: dict[str, Any]) -> Rollout | None:
         "used": used,
         "completions_per_prompt": size,
     }
-    record |= learned_record(judgements) | _noise_record(loop, judgements, everything)
+    record |= learned_record(judgements) | noise_record(loop, judgements, everything)
     return join(kept) if kept else None
 
 
-def _noise_record(loop: Loop, verdicts: list[Verdict], x: Rollout) -> dict[str, Any]:
-    """How the verdicts that the arm was told differ from the true ones."""
+def noise_record(loop: Loop, verdicts: list[Verdict], x: Rollout) -> dict[str, Any]:
+    """How what the arm was told differs from the true verdicts; nothing where there is no noise."""
     judge = loop.judge
-    if not isinstance(judge, NoisyJudge) or judge.placebo or judge.gain is None:
+    if not isinstance(judge, NoisyJudge):
         return {}
-    return {"noise": turned_record(verdicts, x.correct)}
+    return judge.record(verdicts, x.score, x.bonus, x.correct)
 
 
 def _draw(

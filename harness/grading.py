@@ -52,8 +52,9 @@ def make_judge(
     plain = _plain_judge(spec, arm, grader, train, placebo=placebo)
     if spec.reward.noise is None:
         return plain
-    gain = None if spec.reward.learned else spec.reward.correct - spec.reward.wrong
-    return NoisyJudge(plain, spec.reward.noise, gain, placebo)
+    reward = spec.reward
+    gain = None if reward.learned else reward.correct - reward.wrong
+    return NoisyJudge(plain, spec.reward.noise, gain, placebo, reward.wrong)
 
 
 def _plain_judge(
@@ -79,8 +80,9 @@ def check_reward(spec: ExperimentSpec, arm: Arm) -> None:
 
     Raises:
         InputError: a gold reward where there is one reward, or a rule for verdicts where the
-            reward is a score.
+            reward is a score; or a rule that the spec's noise would not reach.
     """
+    _check_noise(spec, arm)
     if spec.reward.learned is None:
         if arm.reward is not None:
             raise InputError(
@@ -93,6 +95,31 @@ def check_reward(spec: ExperimentSpec, arm: Arm) -> None:
             raise InputError(
                 f"arm {arm.name!r} {what}, and a learned reward is a score without right and "
                 "wrong; take the arm out"
+            )
+
+
+def _check_noise(spec: ExperimentSpec, arm: Arm) -> None:
+    """Refuse noise beside an arm that it would spare: the others would bear it alone."""
+    noise = spec.reward.noise
+    if noise is None or not (noise.turns or noise.sigma):
+        return
+    reads: dict[str, bool] = {
+        "learns from given pairs and not from the reward": arm.advantage is None,
+        "learns from worked steps, which are graded apart": (
+            arm.advantage is not None and arm.advantage.needs_steps
+        ),
+        "scores signs of verdicts, which sigma does not reach": (
+            noise.sigma > 0 and _signed(arm) is not None
+        ),
+        "imitates by verdicts, which sigma does not reach": (
+            noise.sigma > 0 and arm.imitate is not None
+        ),
+    }
+    for what, spared in reads.items():
+        if spared:
+            raise InputError(
+                f"arm {arm.name!r} {what}, so reward.noise would spare it and no other arm; take "
+                "the arm or the noise out"
             )
 
 

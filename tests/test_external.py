@@ -370,6 +370,19 @@ def test_trls_trainer_ends_at_the_weights_of_our_loop(sound: Path, name: str):
     assert apart < 1e-5, f"weights differ by {apart:.2g} after moving by {moved:.2g}"
 
 
+def test_noise_on_the_reward_reaches_a_trainer_as_it_does_our_loop(root: Path, tmp_path: Path):
+    """The same rows are told otherwise, to the same weights; and the records say so."""
+    arms = ["grouped", "trl_grouped"]
+    noise = {"noise": {"flip": 0.3, "sigma": 0.5}}
+    results = trained(opened(root, tmp_path / "noisy", arms, reward=noise), *arms)
+    mine, its = (steps(results, arm) for arm in arms)
+    assert [s["noise"] for s in mine] == [s["noise"] for s in its]
+    assert sum(s["noise"]["wrong_turned"] for s in mine) > 0
+    assert all(s["noise"]["added_rms"] > 0 for s in mine)
+    assert float((weights(results, arms[0]) - weights(results, arms[1])).abs().max()) < 1e-5
+    assert audit(results).violations == ()
+
+
 # -- what must not pass ---------------------------------------------------------------------------
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from harness.certificate.checks_noise import SURELY, noise_as_declared
 from harness.certificate.compare import FLOPS_TOLERANCE, MEAN_TOLERANCE, SCORE_TOLERANCE, close
 from harness.certificate.design import Design, part
-from harness.certificate.evidence import PLACEBO, Cell, Evidence
+from harness.certificate.evidence import Cell, Evidence
 from harness.certificate.finding import MISSING, Violation, violation
 from harness.certificate.records import Prompts, Spent, Step
 from harness.errors import counted
 
-SURELY = 6.5  # standard errors that chance passes once in 10^10
 LEARNED_TOLERANCE = 1e-5  # two float32 means of scores of unit variance
 ZERO = Spent(
     prompts=0, completions=0, prompt_tokens=0, completion_tokens=0, tokens=0, updates=0,
@@ -85,7 +85,7 @@ def _multiples(
 
 def check_graded(evidence: Evidence, design: Design) -> Iterator[Violation]:
     """Every completion was graded once, and used or charged as dropped."""
-    yield from _noise(evidence, design)
+    yield from noise_as_declared(evidence, design)
     for cell, run, steps in design.sampling_cells(evidence):
         size, batch = design.group_size(cell, run), design.batch(run)
         resamples = part(design.locked_parts(cell), "sampling").get("part") != "FixedGroups"
@@ -168,37 +168,6 @@ def _scores(cell: Cell, line: int, step: Step, size: int, design: Design) -> Ite
         )  # fmt: skip
 
 
-def _noise(evidence: Evidence, design: Design) -> Iterator[Violation]:
-    """Every arm was told otherwise as often as the spec says, and none where it says nothing."""
-    noise = design.spec.reward.noise
-    for cell, _, steps in design.sampling_cells(evidence):
-        found = [step.noise for step in steps if step.noise is not None]
-        if noise is None or design.learned or cell.arm == PLACEBO:
-            if found:
-                yield violation(
-                    "graded", cell.id, "steps.jsonl: noise", None, len(found),
-                    "verdicts were turned where the spec turns none",
-                )  # fmt: skip
-            continue
-        if len(found) != len(steps):
-            yield violation(
-                MISSING, cell.id, "steps.jsonl: noise", len(steps), len(found),
-                "how many verdicts were turned is not recorded in every step",
-            )  # fmt: skip
-            continue
-        for kind, turned, share in (
-            ("right", "right_turned", noise.right_told_wrong),
-            ("wrong", "wrong_turned", noise.wrong_told_right),
-        ):
-            n = sum(getattr(one, kind) for one in found)
-            x = sum(getattr(one, turned) for one in found)
-            if abs(x - n * share) > SURELY * (n * share * (1 - share) + 1) ** 0.5:
-                yield violation(
-                    "graded", cell.id, f"steps.jsonl: noise.{turned}", round(n * share), x,
-                    f"of {n} {kind} verdicts another share was turned than the spec says",
-                )  # fmt: skip
-
-
 def _learned(cell: Cell, key: str, step: Step, design: Design) -> Iterator[Violation]:
     """Both rewards are recorded, and the score is the one that the arm declares."""
     means = {name: getattr(step, name) for name in ("gold_mean", "proxy_mean", "score_mean")}
@@ -213,7 +182,9 @@ def _learned(cell: Cell, key: str, step: Step, design: Design) -> Iterator[Viola
         return  # the gold score is put on another scale; dropped completions are in one mean only
     assert step.score_mean is not None
     assert step.proxy_mean is not None
-    if not close(step.score_mean, step.proxy_mean, SCORE_TOLERANCE, LEARNED_TOLERANCE):
+    noise = design.spec.reward.noise
+    slack = SURELY * noise.sigma / step.used**0.5 if noise and step.used else 0.0
+    if not close(step.score_mean, step.proxy_mean, SCORE_TOLERANCE, LEARNED_TOLERANCE + slack):
         yield violation(
             "graded", cell.id, f"{key}: score_mean", step.proxy_mean, step.score_mean,
             "the mean score is not that of the reward model",

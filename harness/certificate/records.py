@@ -97,12 +97,16 @@ class WorkedSteps(Open):
 
 
 class Noise(Open):
-    """Of all sampled completions: how many verdicts of each kind, and how many told otherwise."""
+    """Of all sampled completions: how many verdicts of each kind, and how many told otherwise.
+
+    ``added_rms``: the root mean square of what was added to the scores, where the spec adds any.
+    """
 
     right: NonNegativeInt
     right_turned: NonNegativeInt
     wrong: NonNegativeInt
     wrong_turned: NonNegativeInt
+    added_rms: Number | None = None
 
 
 class Effective(Closed):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from harness.collect import judged, sampling_record
+from harness.collect import judged, noise_record, sampling_record
 from harness.errors import CellError, DivergedError
 from harness.external.arm import ExternalArm
 from harness.external.settings import Batches, batches
@@ -174,7 +174,7 @@ class Steps(TrainerCallback):
             "dropped": {"groups": 0, "completions": 0},
             "used": len(rollout),
             "completions_per_prompt": self.cut.group,
-        } | learned_record(verdicts)  # fmt: skip
+        } | learned_record(verdicts) | noise_record(loop, verdicts, rollout)  # fmt: skip
         now.batch = credited(loop, experience, now.record, warmup=False)
         if now.drawn is None:
             now.record["engine_gap"] = None

@@ -10,6 +10,7 @@ from harness.arms import FoundArm
 from harness.cost.shape import ModelShape
 from harness.data import load_split, splits
 from harness.errors import InputError, suggest
+from harness.grading import check_reward
 from harness.job import PLACEBO, Context
 from harness.lock import contamination
 from harness.matrix import Matrix
@@ -94,6 +95,7 @@ def _check_arms(spec: ExperimentSpec, found: Mapping[str, FoundArm]) -> None:
                 f"completions_per_prompt {sampling.completions_per_prompt}); change one of them"
             )
         step_grader(spec, arm.arm)
+        check_reward(spec, arm.arm)
         check_engine(spec, arm.arm)
         if spec.tuning is not None:
             space(spec, arm.arm)

@@ -34,12 +34,14 @@ class NoisyJudge:
         gain: what a verdict is worth: the score of a right one less that of a wrong one; None for
             a judge of scores, whose verdicts cannot be turned.
         placebo: the judge is blind already, so how often it errs is not recorded.
+        wrong: what a wrong verdict scores.
     """
 
     judge: Judge
     spec: NoiseSpec
     gain: float | None
     placebo: bool = False
+    wrong: float = 0.0
 
     def __call__(
         self, indices: list[int], drawn: Drawn, seed: int
@@ -59,6 +61,23 @@ class NoisyJudge:
         missed = luck < self.spec.right_told_wrong
         praised = luck < self.spec.wrong_told_right
         return torch.where(correct, ~missed, praised)
+
+    def record(
+        self, verdicts: Sequence[Verdict], score: Tensor, bonus: Tensor, told: Tensor
+    ) -> dict[str, Any]:
+        """What was done to the true verdicts: read off what the arm was told, not off the luck.
+
+        Args:
+            verdicts: the true ones.
+            score, bonus, told: ``[B]``, as this judge gave them.
+        """
+        if self.placebo or self.gain is None:
+            return {}
+        found = turned_record(verdicts, told)
+        if self.spec.sigma:
+            added = (score - bonus).double() - (self.wrong + self.gain * told.double())
+            found["added_rms"] = float(added.square().mean().sqrt())
+        return {"noise": found}
 
 
 def turned_record(verdicts: Sequence[Verdict], told: Tensor) -> dict[str, Any]:
