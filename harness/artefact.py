@@ -44,6 +44,7 @@ class Artefact:
         module: run as the child; it reads the manifest from standard input, and writes ``model``
             in its working folder.
         threads: of the child.
+        gpu: the child sees the caller's GPUs; without, it sees none.
         prepare: writes into the child's working folder what it needs beside the manifest.
     """
 
@@ -54,6 +55,7 @@ class Artefact:
     record: str
     module: str
     threads: int = 1
+    gpu: bool = False
     prepare: Callable[[Path], None] = lambda work: None
 
 
@@ -154,7 +156,7 @@ def _run_build(wanted: Artefact, work: Path, progress: Progress) -> None:
             stderr=stderr,
             text=True,
             cwd=work,
-            env=_child_environment(wanted.threads, work),
+            env=_child_environment(wanted, work),
         )
         assert child.stdin is not None
         assert child.stdout is not None
@@ -173,7 +175,7 @@ def _run_build(wanted: Artefact, work: Path, progress: Progress) -> None:
         raise CellError(f"building {wanted.title} failed: {reason}")
 
 
-def _child_environment(threads: int, work: Path) -> dict[str, str]:
+def _child_environment(wanted: Artefact, work: Path) -> dict[str, str]:
     """The caller's environment without what would reach the trainer or the arithmetic."""
     prefixes = ("ACCELERATE_", "CUDA_", "HF_", "MKL_", "OMP_", "TORCH", "TRANSFORMERS_", "WANDB_")
     distributed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -184,11 +186,12 @@ def _child_environment(threads: int, work: Path) -> dict[str, str]:
     }
     source = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES") if wanted.gpu else ""
     return {
         **kept,
+        **({"CUDA_VISIBLE_DEVICES": seen} if seen is not None else {}),
         "PYTHONPATH": path,
-        "OMP_NUM_THREADS": str(threads),
-        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": str(wanted.threads),
         "HF_HOME": str(work / "huggingface"),
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",

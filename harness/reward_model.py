@@ -143,6 +143,7 @@ def ensure_reward_model(
         manifest=manifest,
         record=RECORD,
         module="harness.reward_training",
+        gpu=manifest["device"] == "cuda",
         prepare=prepare,
     )
     return ensure(wanted, cache_dir=cache_dir, progress=progress)
@@ -223,6 +224,7 @@ def _manifest(
             "recipe": learned.model.model_dump(mode="json"),
             "data": data_identity(learned.model.preferences),
             "gold": gold_identity(learned),
+            "device": next(base.model.parameters()).device.type,
             "base": base.model_sha256,
             "tokenizer": base.tokenizer_sha256,
             "prompts": {name: sets[name].sha256 for name in ("train", "validation")},

@@ -57,7 +57,8 @@ def fit(manifest: Mapping[str, Any], work: Path) -> None:
     )
     if not hasattr(model, "score"):
         raise SystemExit(f"{type(model).__name__} has no head called score; start from a decoder")
-    losses = _fit(model, tokenizer, found.train, recipe, work)
+    gpu = manifest["device"] == "cuda"
+    losses = _fit(model, tokenizer, found.train, recipe, work, gpu=gpu)
     if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
         raise SystemExit("the weights are not finite")
     model.eval()
@@ -75,7 +76,13 @@ def fit(manifest: Mapping[str, Any], work: Path) -> None:
 
 
 def _fit(
-    model: Any, tokenizer: Any, pairs: Sequence[Pair], recipe: RewardModelSpec, work: Path
+    model: Any,
+    tokenizer: Any,
+    pairs: Sequence[Pair],
+    recipe: RewardModelSpec,
+    work: Path,
+    *,
+    gpu: bool = False,
 ) -> list[tuple[int, float]]:
     """Train with trl's RewardTrainer; (step, mean loss since the last entry)."""
     from datasets import Dataset
@@ -108,7 +115,7 @@ def _fit(
         max_length=None,
         disable_dropout=True,
         seed=recipe.seed,
-        use_cpu=True,
+        use_cpu=not gpu,
         bf16=False,
         gradient_checkpointing=False,
         dataloader_pin_memory=False,

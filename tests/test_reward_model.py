@@ -469,3 +469,18 @@ def test_the_command_prints_the_card(
 def make_plain(spec: ExperimentSpec) -> dict[str, Any]:
     tree = spec.model_dump(mode="json")
     return {**tree, "reward": {"kind": "maths"}}
+
+
+@pytest.mark.parametrize("seen", [None, "1"])
+def test_the_child_sees_a_gpu_only_where_the_policy_is_on_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seen: str | None
+):
+    from harness.artefact import Artefact, _child_environment
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    made = Artefact("rewards", "r", "r", {}, "r.json", "harness.reward_training")
+    assert _child_environment(made, tmp_path)["CUDA_VISIBLE_DEVICES"] == ""
+    on_gpu = replace(made, gpu=True)
+    assert _child_environment(on_gpu, tmp_path).get("CUDA_VISIBLE_DEVICES") == seen
