@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import InputError, counted
 from harness.report.content import Block, Section, Text, Warnings
+from harness.report.frontier import Frontier, frontier_tables, frontiers, over_optimisation
+from harness.report.frontier_plots import frontier_plots
 from harness.report.html import to_html
 from harness.report.load import Experiment, load_experiment
 from harness.report.markdown import to_markdown
@@ -106,10 +108,12 @@ def write_sweep_report(folder: Path) -> SweepFiles:
         InputError: as ``load_sweep_results``.
     """
     sweep = load_sweep_results(folder)
+    found = frontiers([(case.name, case.experiment) for case in sweep.cases])
     tables = [table for test in sweep.tests for table in _tables(sweep, test)]
-    plots = _plots(sweep)
+    tables += frontier_tables(found)
+    plots = [*_plots(sweep), *frontier_plots(found, sweep.cases[0].experiment)]
     page = _page(sweep)
-    sections = _sections(sweep, tables, plots)
+    sections = _sections(sweep, tables, plots, found)
     texts = {
         folder / "tables" / f"{table.name}.{kind}": text
         for table in (*tables, _cases_table(sweep))
@@ -149,7 +153,12 @@ def _page(sweep: SweepResults) -> Experiment:
     return replace(first, path=sweep.path, spec=spec, certificate=certificate, cells=cells)
 
 
-def _sections(sweep: SweepResults, tables: Sequence[Table], plots: Sequence[Plot]) -> list[Section]:
+def _sections(
+    sweep: SweepResults,
+    tables: Sequence[Table],
+    plots: Sequence[Plot],
+    found: Sequence[Frontier],
+) -> list[Section]:
     lead: list[Block] = [
         Text(
             f"{counted(len(sweep.cases), 'matched experiment')}, of which "
@@ -162,10 +171,26 @@ def _sections(sweep: SweepResults, tables: Sequence[Table], plots: Sequence[Plot
     if sweep.missing:
         lead.append(Warnings((f"Not begun: {', '.join(sweep.missing)}.",)))
     return [
-        Section("What was swept", (*lead, *plots)),
-        Section("Scores by case", tuple(tables)),
+        Section("What was swept", (*lead, *(p for p in plots if _swept(p)))),
+        *_frontier_section(tables, plots, found),
+        Section("Scores by case", tuple(t for t in tables if _swept(t))),
         Section("Cases", (_cases_table(sweep),)),
     ]
+
+
+def _swept(block: Table | Plot) -> bool:
+    """Whether it is of the sweep, rather than of the frontier."""
+    return block.name.startswith("sweep_")
+
+
+def _frontier_section(
+    tables: Sequence[Table], plots: Sequence[Plot], found: Sequence[Frontier]
+) -> list[Section]:
+    if not found:
+        return []
+    said = [Text(sentence) for f in found for sentence in over_optimisation(f)]
+    blocks = [*said, *(p for p in plots if not _swept(p)), *(t for t in tables if not _swept(t))]
+    return [Section("Reward against KL", tuple(blocks))]
 
 
 def _cases_table(sweep: SweepResults) -> Table:
