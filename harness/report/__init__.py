@@ -10,6 +10,8 @@ from pathlib import Path
 
 from harness.report.content import compose
 from harness.report.exploratory import marked
+from harness.report.frontier import frontier_tables, frontiers
+from harness.report.frontier_plots import frontier_plots
 from harness.report.html import to_html
 from harness.report.load import Experiment, load_experiment
 from harness.report.markdown import to_markdown
@@ -68,7 +70,8 @@ def write_report(results: Path) -> ReportFiles:
     experiment = load_experiment(results)
     scores = final_scores(experiment)
     tables = all_tables(experiment, scores)
-    plots = draw_plots(experiment, scores)
+    found = frontiers([("", experiment)])
+    plots = [*draw_plots(experiment, scores), *frontier_plots(found, experiment)]
     comparisons = side_by_side(experiment)
     sections = compose(experiment, scores, tables, plots, comparisons)
     texts = _table_texts(results / "tables", tables)
@@ -110,6 +113,7 @@ def all_tables(experiment: Experiment, scores: Sequence[TestScores]) -> list[Tab
         *(table for table in judging if table.rows),
         *ladder_tables(experiment, scores),
         *spent_tables(experiment),
+        *frontier_tables(frontiers([("", experiment)])),
         *machine_tables(experiment),
     ]
     return marked(experiment, tables)

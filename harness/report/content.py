@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.errors import counted
 from harness.report.exploratory import amendment_sentences
+from harness.report.frontier import FRONTIER, frontiers, over_optimisation
 from harness.report.load import Cell, Experiment
 from harness.report.notices import notices, summary
 from harness.report.plots import Plot
@@ -96,6 +97,7 @@ def compose(
         ("Verdicts", pick("t:verdict", "t:sensitivity")),
         ("Score at matched budget", pick("t:final", "p:learning_flops", "t:paired", "t:gain",
                                          "t:checkpoints")),
+        ("Reward against KL", _against_kl(experiment, tables, plots)),
         ("Equal in another unit", pick("t:exchange")),
         ("The ladder", _ladder(experiment, scores, pick(
             "p:ladder", "t:ladder", "p:attribution", "t:attribution"))),
@@ -128,6 +130,18 @@ def _lead(experiment: Experiment, scores: Sequence[TestScores]) -> list[Block]:
     if found := [*found, *notices(experiment, scores)]:
         blocks.append(Warnings(tuple(found)))
     return blocks
+
+
+def _against_kl(
+    experiment: Experiment, tables: Sequence[Table], plots: Sequence[Plot]
+) -> list[Block]:
+    """Of an experiment on a learned reward; nothing of another."""
+    said = [Text(s) for f in frontiers([("", experiment)]) for s in over_optimisation(f)]
+    return [
+        *said,
+        *(p for p in plots if p.name.startswith(FRONTIER)),
+        *(t for t in tables if t.name.startswith(FRONTIER)),
+    ]
 
 
 def certificate_line(experiment: Experiment) -> str:

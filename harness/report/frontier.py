@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,9 @@ from harness.stats.frontier import (
 )
 from harness.stats.gao import GaoFit, fit
 
+Show = Callable[[float | None, int], str]
 BEST_OF = "best_of_n"
+FRONTIER = ("frontier_", "envelope_", "gao_")  # how the names of its tables and figures begin
 CONTROLS = ("base", "placebo")
 DISTANCES = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)  # square roots of the KL at which arms are compared
 
@@ -164,12 +166,12 @@ def _numbers(f: Frontier) -> str:
     return f"Each arm has {count} points{more}."
 
 
-def _shown(one: Interval, digits: int = 2) -> str:
+def _shown(one: Interval, digits: int = 2, show: Show = signed) -> str:
     if one.value is None:
         return "–"
     if one.low is None:
-        return signed(one.value, digits)
-    return f"{signed(one.value, digits)} [{signed(one.low, digits)}, {signed(one.high, digits)}]"
+        return show(one.value, digits)
+    return f"{show(one.value, digits)} [{show(one.low, digits)}, {show(one.high, digits)}]"
 
 
 def _areas(f: Frontier) -> Table:
@@ -214,7 +216,7 @@ def _gao(f: Frontier) -> Table:
         where = band(points, lambda drawn: _peak_at(f, drawn), 500)
         top = found.peak
         rows.append([
-            arm, fixed(found.alpha, 3), fixed(found.beta, 3), fixed(found.r2, 2), _shown(where),
+            arm, fixed(found.alpha, 3), fixed(found.beta, 3), fixed(found.r2, 2), _shown(where, 2, fixed),
             signed(top[1], 2) if top else "–",
             "yes" if found.over_optimised else "not within reach",
         ])  # fmt: skip
@@ -254,7 +256,7 @@ def over_optimisation(f: Frontier) -> list[str]:
         if far.proxy <= near.proxy:
             continue
         sentences.append(
-            f"{arm}: by Gao's curve the gold reward is highest at d = {_shown(where, 1)}; from the "
+            f"{arm}: by Gao's curve the gold reward is highest at d = {_shown(where, 1, fixed)}; from the "
             f"checkpoint next to it (KL {near.kl:.1f}) to the farthest (KL {far.kl:.1f}) the proxy "
             f"goes from {near.proxy:+.2f} to {far.proxy:+.2f} and the gold from {near.gold:+.2f} "
             f"to {far.gold:+.2f}."

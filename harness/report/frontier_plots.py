@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from statsmodels.nonparametric.smoothers_lowess import lowess
 
 from harness.report.frontier import BEST_OF, Frontier
 from harness.report.load import Experiment
 from harness.report.plots import Plot
 from harness.report.style import DARK, GREY, legend_below, looks, panels, render, styled
-from harness.stats.bootstrap import SEED
+from harness.stats.bootstrap import SEED, Floats
 from harness.stats.frontier import Point, Value, gold, pareto, proxy, resampled
-from harness.stats.gao import D_MIN, fit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DRAWS = 300  # resamples of runs behind a band
+DRAWS = 200  # resamples of runs behind a band
+GRID, SHARE, LEAST = 60, 0.5, 6  # points of a curve; share of points it looks at; fewest of them
 FAR = 95  # percentile of d at which the axis ends, where single runs lie much farther out
 
 
@@ -31,9 +32,10 @@ def frontier_plots(found: Sequence[Frontier], experiment: Experiment) -> list[Pl
             plots.append(Plot(
                 f"frontier_{f.test}",
                 f"Gold and proxy reward against distance from the base, {f.test}",
-                "Every checkpoint of every run and strength (points), with Gao's curve through "
-                "them and its 95 % band over runs; dotted black: best-of-n from the base, at its "
-                "sampled KL; grey: the base. d is the square root of the sequence KL in nats.",
+                "Every checkpoint of every run and strength (points), with a local regression "
+                "through them (lowess over half of them) and its 95 % band over runs; dotted "
+                "black: best-of-n from the base, at its sampled KL; grey: the base. d is the "
+                "square root of the sequence KL in nats.",
                 f"Rewards of {', '.join(f.arms)} and {BEST_OF} against d. The numbers are in "
                 f"tables frontier_{f.test} and gao_{f.test}.",
                 render(_curves(f, experiment)),
@@ -62,7 +64,7 @@ def _curves(f: Frontier, experiment: Experiment) -> Figure:
     ):  # fmt: skip
         panel.axhline(start, color=GREY, linestyle=(0, (1, 1.2)), lw=1.2)
         for arm, points in f.arms.items():
-            _arm(panel, points, value, start, style[arm], arm, end)
+            _arm(panel, points, value, style[arm], arm, end)
         xs = [max(b.sampled_kl, 0.0) ** 0.5 for b in f.reference]
         ys = [getattr(b, name) for b in f.reference]
         panel.plot(xs, ys, color=DARK, linestyle=":", marker=".", label=BEST_OF)
@@ -74,29 +76,30 @@ def _curves(f: Frontier, experiment: Experiment) -> Figure:
 
 
 def _arm(
-    panel: Axes, points: Sequence[Point], value: Value, start: float, look: Any, arm: str,
-    end: float,
+    panel: Axes, points: Sequence[Point], value: Value, look: Any, arm: str, end: float
 ) -> None:  # fmt: skip
     panel.scatter(
         [p.d for p in points], [value(p) for p in points], s=14, color=look.colour,
         marker=look.marker, alpha=0.45, linewidths=0,
     )  # fmt: skip
-    made = fit("rl", [p.d for p in points], [value(p) for p in points], start)
-    if made is None:
+    if len({p.d for p in points}) < LEAST:
         panel.plot([], [], label=arm, **look.plain)
         return
-    xs = np.linspace(D_MIN, min(made.reach, end), 80)
-    panel.plot(xs, start + made.at(xs), label=arm, **look.plain)
+    ds = [p.d for p in points]
+    xs = np.linspace(min(ds), min(max(ds), end), GRID)  # nothing is extrapolated
+    panel.plot(xs, _smooth(points, value, xs), label=arm, **look.plain)
     rng = np.random.default_rng(SEED)
-    drawn = []
-    for _ in range(DRAWS):
-        some = resampled(points, rng)
-        again = fit("rl", [p.d for p in some], [value(p) for p in some], start)
-        if again is not None:
-            drawn.append(start + again.at(xs))
-    if len(drawn) > DRAWS / 2:
-        low, high = np.percentile(drawn, (2.5, 97.5), axis=0)
+    drawn = np.array([_smooth(resampled(points, rng), value, xs) for _ in range(DRAWS)])
+    if len({p.run for p in points}) > 1:
+        low, high = np.nanpercentile(drawn, (2.5, 97.5), axis=0)
         panel.fill_between(xs, low, high, color=look.colour, alpha=0.1, lw=0)
+
+
+def _smooth(points: Sequence[Point], value: Value, xs: Floats) -> Floats:
+    """A local linear regression through the points, at xs."""
+    return np.asarray(
+        lowess([value(p) for p in points], [p.d for p in points], frac=SHARE, it=0, xvals=xs)
+    )
 
 
 def _envelopes(f: Frontier, experiment: Experiment) -> Figure:

@@ -16,6 +16,7 @@ from harness.stats.bootstrap import Floats
 
 Form = Literal["bon", "rl"]
 D_MIN = 0.3  # the slope of the second form is infinite at 0, so nearer points are not fitted
+FARTHEST = 10.0  # log of a peak; one beyond e^10 nats is none
 LEAST = 4  # points: two parameters, and something to judge them by
 
 
@@ -72,7 +73,10 @@ def peak(form: Form, alpha: float, beta: float) -> tuple[float, float] | None:
         return None
     if form == "bon":
         return alpha / (2 * beta), alpha * alpha / (4 * beta)
-    at = float(np.exp(alpha / beta - 1))
+    power = alpha / beta - 1
+    if power > FARTHEST:
+        return None
+    at = float(np.exp(power))
     return at, beta * at
 
 
