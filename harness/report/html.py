@@ -28,8 +28,8 @@ _LONG = 16  # rows from which a table scrolls in its own box
 _SHORT = 24  # characters up to which a cell keeps to one line
 
 
-def to_html(experiment: Experiment, sections: Sequence[Section]) -> str:
-    """The whole report."""
+def to_html(experiment: Experiment, sections: Sequence[Section], head: Facts | None = None) -> str:
+    """The whole report; ``head``: the facts below its title, those of the experiment if None."""
     name = escape(experiment.name)
     question = escape(str(experiment.spec.get("question", "")))
     links = "\n".join(f'<li><a href="#{s.anchor}">{escape(s.title)}</a></li>' for s in sections)
@@ -50,7 +50,7 @@ def to_html(experiment: Experiment, sections: Sequence[Section]) -> str:
 <p class="name">{name}</p>
 <h1>{question or name}</h1>
 {_badge(experiment)}
-{_block(facts(experiment))}
+{_block(head or facts(experiment))}
 <nav aria-label="Contents"><ul>
 {links}
 </ul></nav>

@@ -19,10 +19,12 @@ from harness.report.plots import Plot
 from harness.report.tables import Table
 
 
-def to_markdown(experiment: Experiment, sections: Sequence[Section]) -> str:
-    """The whole report."""
+def to_markdown(
+    experiment: Experiment, sections: Sequence[Section], head: Facts | None = None
+) -> str:
+    """The whole report; ``head``: the facts below its title, those of the experiment if None."""
     lines = [f"# {experiment.name}", "", str(experiment.spec.get("question", "")), ""]
-    lines += [_block(facts(experiment)), ""]
+    lines += [_block(head or facts(experiment)), ""]
     for section in sections:
         lines += [f"## {section.title}", ""]
         for block in section.blocks:

@@ -78,6 +78,7 @@ class Sweep:
         return {
             "format": 1, "name": self.name, "question": self.question,
             "axes": {path: list(values) for path, values in self.axes.items()},
+            "order": list(self.axes),  # JSON is written with its keys sorted
             "cases": [{"name": c.name, "sets": dict(c.sets)} for c in self.cases],
         }  # fmt: skip
 
