@@ -69,16 +69,21 @@ def own_knobs(spec: ExperimentSpec, arm: Arm) -> dict[str, Range]:
 
 
 def check_settings(arm: Arm, made: Mapping[str, Any]) -> None:
-    """Refuse settings by hand that are no knob of an arm.
+    """Refuse settings by hand that are no knob of an arm, or words where it has a number.
 
     Raises:
         InputError: naming the path.
     """
-    known = knobs(arm)
+    known, declared = knobs(arm), settings(arm)
     for path in made:
         if path not in known:
             raise InputError(
                 f"settings.{arm.name}: {path!r} is no knob of the arm.{suggest(path, known)}"
+            )
+        if isinstance(made[path], str) != isinstance(declared[path], str):
+            raise InputError(
+                f"settings.{arm.name}.{path}: {shown(made[path])} is not of the kind of its "
+                f"default, {shown(declared[path])}"
             )
 
 

@@ -14,6 +14,7 @@ from experiment_fixture import write_spec
 
 from harness.errors import InputError
 from harness.spec.load import find_spec, load_spec, merge, read_yaml
+from harness.spec.sweep import load_sweep
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,7 +36,14 @@ def refusal(path: Path, *overrides: str) -> str:
     "path", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda p: p.stem
 )
 def test_every_shipped_spec_is_valid_and_named_after_its_file(path: Path):
-    assert load_spec(path).name == path.stem
+    sweep = load_sweep(path)
+    if sweep is None:
+        assert load_spec(path).name == path.stem
+    else:
+        assert sweep.name == path.stem
+        assert [case.spec.name for case in sweep.cases] == [
+            f"{path.stem}.{case.name}" for case in sweep.cases
+        ]
 
 
 def test_what_is_read_is_what_was_written(tmp_path: Path):

@@ -141,17 +141,20 @@ def _prompts(plugins: list[Path]) -> list[dict[str, Any]]:
 def _experiments(plugins: list[Path]) -> list[dict[str, Any]]:
     """Every spec in ``experiments/``; of one that cannot be read, why."""
     from harness.spec.load import EXPERIMENTS, load_spec
+    from harness.spec.sweep import load_sweep
 
     rows = []
     for path in sorted(EXPERIMENTS.glob("*.y*ml")):
-        row = dict.fromkeys(("question", "arms", "model", "seeds", "error"))
+        row = dict.fromkeys(("question", "arms", "model", "seeds", "cases", "error"))
         try:
-            spec = load_spec(path)
+            sweep = load_sweep(path)
+            spec = sweep.cases[0].spec if sweep else load_spec(path)
         except InputError as error:
             row["error"] = " ".join(str(error).split())
         else:
             row |= {"question": spec.question, "arms": ", ".join(spec.arms),
-                    "model": spec.model.name, "seeds": len(spec.seeds)}  # fmt: skip
+                    "model": spec.model.name, "seeds": len(spec.seeds),
+                    "cases": len(sweep.cases) if sweep else 1}  # fmt: skip
         rows.append({"name": path.stem, **row})
     return rows
 

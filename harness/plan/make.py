@@ -34,7 +34,7 @@ from harness.rewards.steps import step_grader
 from harness.samplers import check_engine
 from harness.spec.schema import ExperimentSpec
 from harness.tasks.loading import LoadedSplit
-from harness.tune import space
+from harness.tune import check_settings, space
 
 
 def make_plan(context: Context, width: int | None = None) -> Plan:
@@ -85,6 +85,8 @@ def _check_arms(spec: ExperimentSpec, found: Mapping[str, FoundArm]) -> None:
     """Refuse groups that do not fit the batch, steps that no task judges, unknown tuning paths."""
     sampling = spec.sampling
     batch = sampling.prompts_per_step * sampling.completions_per_prompt
+    for named, arm in zip(spec.arms, found.values(), strict=True):
+        check_settings(arm.arm, spec.settings.get(named, {}))
     for name, arm in found.items():
         arm.arm.check(sampling.completions_per_prompt)
         size = arm.arm.group_size(sampling.completions_per_prompt)

@@ -30,6 +30,7 @@ def arms_table(experiment: Experiment) -> Table:
     tuned = {arm: set(chosen_settings(experiment, arm)) for arm in arms}
     paths = sorted({path for found in leaves.values() for path in found})
     reference = leaves[experiment.baseline]
+    how = "tuned" if experiment.spec.get("tuning") else "set"
     other_penalty = {arm for arm in arms if _other_penalty(experiment, arm)}
     rows, records = [], []
     for path in paths:
@@ -37,7 +38,7 @@ def arms_table(experiment: Experiment) -> Table:
         for arm in arms:
             value = leaves[arm].get(path, NOTHING)
             differs = value != reference.get(path, NOTHING)
-            knob = " (tuned)" if path in tuned[arm] else ""
+            knob = f" ({how})" if path in tuned[arm] else ""
             foreign = path == _KL_COEF and arm in other_penalty
             row.append(f"{'≠ ' if differs else ''}{value}{knob}{' †' if foreign else ''}")
             records.append(
@@ -48,8 +49,8 @@ def arms_table(experiment: Experiment) -> Table:
     return Table(
         name="arms",
         title="The arms, part by part",
-        note=f"As run after tuning. ≠ marks what differs from {experiment.baseline}; "
-        f"{NOTHING}: the arm has no such field. All else is pinned: see the controls."
+        note=f"As run{' after tuning' if how == 'tuned' else ''}. ≠ marks what differs from "
+        f"{experiment.baseline}; {NOTHING}: the arm has no such field. All else is pinned: see the controls."
         + _penalty_note(experiment, other_penalty),
         columns=("part", *arms),
         rows=rows,

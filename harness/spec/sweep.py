@@ -106,6 +106,11 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep | None:
         _hold(merged, plan.completions_per_step, f"{where}, case {name}")
         merged["name"] = f"{tree.get('name', path.stem)}.{name}"
         cases.append(Case(name, sets, check_spec(merged, f"{where}, case {name}")))
+    names = [case.name for case in cases]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(
+            f"{where}: two cases would have the folder {twice[0]!r}; name them under sweep.cases"
+        )
     return Sweep(str(tree.get("name")), cases[0].spec.question, plan.grid, tuple(cases))
 
 
