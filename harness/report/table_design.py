@@ -50,8 +50,8 @@ def arms_table(experiment: Experiment) -> Table:
         name="arms",
         title="The arms, part by part",
         note=f"As run{' after tuning' if how == 'tuned' else ''}. ≠ marks what differs from "
-        f"{experiment.baseline}; {NOTHING}: the arm has no such field. All else is pinned: see the controls."
-        + _penalty_note(experiment, other_penalty),
+        f"{experiment.baseline}; {NOTHING}: the arm has no such field. All else is pinned: see the "
+        "controls." + _penalty_note(experiment, other_penalty),
         columns=("part", *arms),
         rows=rows,
         records=records,
