@@ -131,9 +131,9 @@ def _lead(sweep: SweepResults) -> list[Block]:
     blocks: list[Block] = [
         Text(
             f"{counted(total, 'experiment')}, of which {certified} "
-            f"{'is' if certified == 1 else 'are'} certified as matched. Within a certified one all "
-            "arms had the same data, reward, budget and controls; between cases, what the table of "
-            "cases names was changed, and what follows from it.",
+            f"{'is' if certified == 1 else 'are'} certified as matched. Within a certified one the "
+            "arms differ only in what they declare; between cases, what the table of cases names "
+            "was changed, for all arms alike unless it is a setting of one.",
             strong=True,
         )
     ]
