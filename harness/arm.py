@@ -161,7 +161,7 @@ class Arm:
         penalty = self.kl.in_reward(old, ref)
         if isinstance(penalty, Tensor):
             self._expect(penalty, x.mask.shape, "kl", self.kl, "a penalty")
-        rewards = zero_padding(at_last_token(score, x.mask) - kl_coef * penalty, x.mask)
+        rewards = zero_padding(_placed(score, x) - kl_coef * penalty, x.mask)
         x = dataclasses.replace(x, values=values)
         advantages, returns = self._assign(rewards, x)
         if warmup and self.critic is not None:
@@ -301,6 +301,18 @@ def _tokens(
         anchor_top_logprobs=x.top_logprobs.masked_fill(~live[:, :, None], 0.0),
         sampled_in_top=(x.top_ids == x.completion_ids[:, :, None]).any(2),
     )
+
+
+def _placed(score: Float[Tensor, "B"], x: Experience) -> Float[Tensor, "B T"]:
+    """The score as rewards: what was paid along the way where it was paid, the rest at the end.
+
+    Their sum is the score in any case. Advantages that compare completions see the sum alone, those
+    that look at tokens (GAE, returns to go) see when it came.
+    """
+    if x.paid is None:
+        return at_last_token(score, x.mask)
+    paid = zero_padding(x.paid.to(score), x.mask)
+    return paid + at_last_token(score - paid.sum(1), x.mask)
 
 
 def at_last_token(score: Float[Tensor, "B"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:

@@ -257,6 +257,7 @@ class CellRun:
                 kl_coef=arm.kl.initial_coef, stream=StreamHash(spec.sampling.prompts_per_step)
             ),
             step_judge=self._step_judge(arm),
+            dense=spec.reward.dense,
         )
 
     def _step_judge(self, arm: Arm) -> StepJudge | None:

@@ -99,6 +99,8 @@ def judged(
     with loop.ledger.timing("grade"):
         verdicts, score, bonus, correct = loop.judge(rows, drawn, grade_seed)
         steps = _judge_steps(loop, rows, drawn, grade_seed)
+    if loop.dense is not None:
+        score = loop.dense.outcome * score + steps["paid"].sum(1).to(score)
     if not bool(torch.isfinite(score).all()):
         row = int((~torch.isfinite(score)).nonzero()[0])
         raise CellError(f"the reward of problem {problems.problems[rows[row]].id!r} is not finite")
@@ -149,13 +151,13 @@ def _truth(loop: Loop, verdicts: list[Verdict], device: torch.device) -> Tensor 
 
 
 def _judge_steps(loop: Loop, rows: list[int], drawn: Drawn, seed: int) -> dict[str, Tensor]:
-    """The rollout's fields on worked steps; none where the arm does not reward steps."""
-    if not loop.arm.advantage.needs_steps:
+    """The rollout's fields on worked steps; none where nobody rewards steps."""
+    if loop.step_judge is None:
         return {}
-    assert loop.step_judge is not None
     steps = loop.step_judge(rows, drawn, seed)
     loop.ledger.charge(steps_graded=int(steps.ends.sum()))
-    return {"step_ends": steps.ends, "step_scores": steps.scores}
+    paid = {} if loop.dense is None else {"paid": loop.dense.steps * steps.scores}
+    return {"step_ends": steps.ends, "step_scores": steps.scores} | paid
 
 
 def join(rollouts: list[Rollout]) -> Rollout:

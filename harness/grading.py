@@ -83,6 +83,7 @@ def check_reward(spec: ExperimentSpec, arm: Arm) -> None:
             reward is a score; or a rule that the spec's noise would not reach.
     """
     _check_noise(spec, arm)
+    _check_dense(spec, arm)
     if spec.reward.learned is None:
         if arm.reward is not None:
             raise InputError(
@@ -95,6 +96,21 @@ def check_reward(spec: ExperimentSpec, arm: Arm) -> None:
             raise InputError(
                 f"arm {arm.name!r} {what}, and a learned reward is a score without right and "
                 "wrong; take the arm out"
+            )
+
+
+def _check_dense(spec: ExperimentSpec, arm: Arm) -> None:
+    """Refuse a dense reward beside an arm that would not be paid by it."""
+    if spec.reward.dense is None:
+        return
+    for lost, what in (
+        (arm.advantage is None, "learns from given pairs and not from the reward"),
+        (_signed(arm) is not None, "scores signs of verdicts"),
+    ):
+        if lost:
+            raise InputError(
+                f"arm {arm.name!r} {what}, so reward.dense would pay it nothing along the way; take "
+                "the arm out, or the dense reward"
             )
 
 

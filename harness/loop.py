@@ -13,6 +13,7 @@ from harness.models import Reference
 from harness.rewards.judge import Judge
 from harness.rewards.steps import StepJudge
 from harness.samplers.sampler import Decoding, Sampler
+from harness.spec.reward import DenseSpec
 from harness.spec.schema import BudgetSpec, OptimizerSpec, SamplingSpec
 
 
@@ -58,7 +59,8 @@ class Loop:
     judge: Judge
     ledger: Ledger
     progress: Progress
-    step_judge: StepJudge | None = None  # where the arm rewards steps
+    step_judge: StepJudge | None = None  # where the arm or the experiment rewards steps
+    dense: DenseSpec | None = None  # what the experiment pays along the way
 
     @property
     def finished(self) -> bool:

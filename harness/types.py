@@ -79,6 +79,7 @@ class Rollout(Rows):
     # Only where a part of the arm asks for them:
     step_ends: Bool[Tensor, "B T"] | None = None  # last token of each worked step
     step_scores: Float[Tensor, "B T"] | None = None  # the step's score, on its last token
+    paid: Float[Tensor, "B T"] | None = None  # the part of the score that is paid along the way
     top_ids: Int[Tensor, "B T K"] | None = None  # the engine's K likeliest tokens
     top_logprobs: Float[Tensor, "B T K"] | None = None  # and their log-probs under it
     mixed_ids: Int[Tensor, "B T K"] | None = None  # tokens mixed as the input in place of token t

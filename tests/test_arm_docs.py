@@ -47,9 +47,9 @@ def test_fields_that_a_part_may_read_are_named():
     for record, silent in (
         (Tokens, set()),
         (Rollout, {"prompt_ids", "prompt_mask", "truth", "top_ids", "top_logprobs", "mixed_ids",
-                   "mixed_weights", "step_ends", "step_scores"}),
+                   "mixed_weights", "step_ends", "step_scores", "paid"}),
         (Experience, {"prompt_ids", "prompt_mask", "truth", "top_ids", "mixed_ids", "mixed_weights",
-                      "step_ends", "step_scores"}),
+                      "step_ends", "step_scores", "paid"}),
     ):  # fmt: skip
         for field in dataclasses.fields(record):
             assert field.name in silent or f"`{field.name}`" in records, field.name

@@ -158,6 +158,12 @@ def _scores(cell: Cell, line: int, step: Step, size: int, design: Design) -> Ite
         told += (step.noise.wrong_turned - step.noise.right_turned) / step.used
     plain = reward.wrong + (reward.correct - reward.wrong) * told
     low, high = plain + min(reward.format, 0), plain + max(reward.format, 0)
+    if reward.dense is not None:
+        if step.worked_steps is None or step.dropped.completions:
+            return  # the first is missing, which is a violation of its own; dropped ones are in one
+        right_steps = step.worked_steps.per_completion * (step.worked_steps.right_share or 0.0)
+        low, high = (reward.dense.outcome * end + reward.dense.steps * right_steps
+                     for end in (low, high))  # fmt: skip
     slack = SCORE_TOLERANCE * max(abs(reward.correct), abs(reward.wrong), 1)
     if reward.noise is not None:
         slack += SURELY * reward.noise.sigma / step.used**0.5

@@ -61,7 +61,9 @@ def check_effective(evidence: Evidence, design: Design) -> Iterator[Violation]:
                 done = {"learning_rate": policy_updates, "critic_learning_rate": before.updates}
                 yield from _rates(cell, key, step.effective, done, share, run, design, parts)
                 yield from _weights(cell, key, step.effective, parts)
-                yield from _measured(cell, key, step, parts, design.learned)
+                yield from _measured(
+                    cell, key, step, parts, design.learned, design.spec.reward.dense is not None
+                )
                 yield from _loss(cell, key, step, run, parts, design)
             charged = step.flops
             policy_updates += updates if step.phase == "train" else 0
@@ -280,7 +282,7 @@ def divergence(p: float, q: float) -> float:
 
 
 def _measured(
-    cell: Cell, key: str, step: Step, parts: Mapping[str, Any], learned: bool
+    cell: Cell, key: str, step: Step, parts: Mapping[str, Any], learned: bool, dense: bool
 ) -> Iterator[Violation]:
     """What applies to this step is there."""
     needed = ["score_mean", "reward_mean"] + ([] if learned else ["accuracy"])
@@ -294,7 +296,7 @@ def _measured(
         needed += ["imitation"] if parts.get("imitate") else []
     if part(parts, "kl").get("part") != "NoKL":
         needed.append("kl_to_reference")
-    if part(parts, "advantage").get("part") == "ProcessSupervision":
+    if part(parts, "advantage").get("part") == "ProcessSupervision" or dense:
         needed.append("worked_steps")
     if part(parts, "sampling").get("mixing"):
         needed.append("mixed_share")

@@ -256,8 +256,8 @@ def over_optimisation(f: Frontier) -> list[str]:
         if far.proxy <= near.proxy:
             continue
         sentences.append(
-            f"{arm}: by Gao's curve the gold reward is highest at d = {_shown(where, 1, fixed)}; from the "
-            f"checkpoint next to it (KL {near.kl:.1f}) to the farthest (KL {far.kl:.1f}) the proxy "
+            f"{arm}: by Gao's curve the gold reward is highest at d = {_shown(where, 1, fixed)}; "
+            f"from the checkpoint next to it (KL {near.kl:.1f}) to the farthest (KL {far.kl:.1f}) the proxy "
             f"goes from {near.proxy:+.2f} to {far.proxy:+.2f} and the gold from {near.gold:+.2f} "
             f"to {far.gold:+.2f}."
         )

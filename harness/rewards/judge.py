@@ -48,6 +48,8 @@ def reward_identity(spec: RewardSpec) -> dict[str, object]:
     noise: dict[str, object] = {}
     if spec.noise is not None:
         noise["noise"] = spec.noise.model_dump(mode="json")
+    if spec.dense is not None:
+        noise["dense"] = spec.dense.model_dump(mode="json")
     return noise | {
         "grader": MathGrader.version,
         "judge": JUDGE_VERSION,

@@ -28,22 +28,22 @@ from harness.types import Rollout
 
 
 def step_grader(spec: ExperimentSpec, arm: Arm) -> StepGrader | None:
-    """The training task's step grader, for an arm that needs one; None for any other arm.
+    """The training task's step grader, where the arm or a dense reward needs one; else None.
 
     Raises:
-        InputError: the arm needs the steps of a task that cannot judge them.
+        InputError: steps of a task are needed that cannot judge them.
     """
     task = TASKS.get(spec.data.train.task)
-    samples = arm.advantage is not None  # an offline arm does not
-    if (
-        not samples or not arm.advantage.needs_steps or task is None
-    ):  # a task of no such name is refused elsewhere
+    if arm.advantage is None or task is None:  # it learns from pairs; or is refused elsewhere
+        return None
+    if not arm.advantage.needs_steps and spec.reward.dense is None:
         return None
     if task.steps is None:
+        who = f"arm {arm.name!r}" if arm.advantage.needs_steps else "reward.dense"
         able = " or ".join(sorted(name for name, t in TASKS.items() if t.steps is not None))
         raise InputError(
-            f"arm {arm.name!r} rewards each worked step, and task {task.name!r} (data.train.task) "
-            f"can judge final answers alone; train on {able}, or take the arm out"
+            f"{who} rewards each worked step, and task {task.name!r} (data.train.task) "
+            f"can judge final answers alone; train on {able}, or take it out"
         )
     return task.steps
 

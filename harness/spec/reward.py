@@ -38,6 +38,14 @@ class NoiseSpec(Strict):
         return self.flip + (1 - self.flip) * self.false_positive
 
 
+class DenseSpec(Strict):
+    """A reward that is paid along the way: ``steps`` for each right worked step, at the token that
+    ends it, and ``outcome`` times the verdict's score at the end."""
+
+    steps: float = Field(gt=0)
+    outcome: float = Field(default=1.0, ge=0)
+
+
 class PreferenceSpec(Strict):
     """Where pairs of a chosen and a rejected completion come from.
 

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from harness.errors import InputError
 from harness.knobs import Range
-from harness.spec.reward import LearnedSpec, NoiseSpec
+from harness.spec.reward import DenseSpec, LearnedSpec, NoiseSpec
 from harness.spec.strict import Strict
 from harness.spec.verdict import CONTROLS, VerdictSpec
 
@@ -80,6 +80,7 @@ class RewardSpec(Strict):
     # Left out of the dump where it is absent: specs without one keep their hash.
     learned: LearnedSpec | None = Field(default=None, exclude_if=lambda found: found is None)
     noise: NoiseSpec | None = Field(default=None, exclude_if=lambda found: found is None)
+    dense: DenseSpec | None = Field(default=None, exclude_if=lambda found: found is None)
 
     @model_validator(mode="after")
     def _ordered(self) -> RewardSpec:
@@ -87,6 +88,8 @@ class RewardSpec(Strict):
             raise ValueError("kind learned and a section learned go together; give both or none")
         if self.learned and self.noise and self.noise.turns:
             raise ValueError("noise on a learned reward is sigma: it has no verdicts to turn")
+        if self.dense and (self.learned or self.noise):
+            raise ValueError("dense pays verdicts on steps: leave learned and noise out")
         if self.correct <= self.wrong:
             raise ValueError(f"correct ({self.correct}) must be above wrong ({self.wrong})")
         return self
