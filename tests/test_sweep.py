@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -156,6 +157,21 @@ def test_a_case_is_asked_for_by_its_name(tmp_path: Path):
         load_spec(path)
     with pytest.raises(InputError, match="no sweep"):
         open_contexts(write_spec(tmp_path / "plain.yaml", tmp_path), [], [], None, "flip_0.1")
+
+
+BLOCKS = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "sweeps.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize(("block", "cases"), zip(BLOCKS, (4, 2, 0), strict=True))
+def test_what_the_documentation_writes_is_valid(tmp_path: Path, block: str, cases: int):
+    tree = {"name": "written", "tuning": None} | yaml.safe_load(block)
+    tree["extends"] = str(ROOT / "experiments" / "matched_math.yaml")
+    path = tmp_path / "written.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    found = load_sweep(path)
+    if found is None:
+        assert load_spec(path).settings
+    assert (len(found.cases) if found else 0) == cases
 
 
 # -- settings of single arms ----------------------------------------------------------------------
