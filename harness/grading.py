@@ -109,8 +109,8 @@ def _check_dense(spec: ExperimentSpec, arm: Arm) -> None:
     ):
         if lost:
             raise InputError(
-                f"arm {arm.name!r} {what}, so reward.dense would pay it nothing along the way; take "
-                "the arm out, or the dense reward"
+                f"arm {arm.name!r} {what}, so reward.dense would pay it nothing along the way; "
+                "take the arm out, or the dense reward"
             )
 
 

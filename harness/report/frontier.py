@@ -216,7 +216,8 @@ def _gao(f: Frontier) -> Table:
         where = band(points, lambda drawn: _peak_at(f, drawn), 500)
         top = found.peak
         rows.append([
-            arm, fixed(found.alpha, 3), fixed(found.beta, 3), fixed(found.r2, 2), _shown(where, 2, fixed),
+            arm, fixed(found.alpha, 3), fixed(found.beta, 3), fixed(found.r2, 2),
+            _shown(where, 2, fixed),
             signed(top[1], 2) if top else "–",
             "yes" if found.over_optimised else "not within reach",
         ])  # fmt: skip
@@ -257,8 +258,8 @@ def over_optimisation(f: Frontier) -> list[str]:
             continue
         sentences.append(
             f"{arm}: by Gao's curve the gold reward is highest at d = {_shown(where, 1, fixed)}; "
-            f"from the checkpoint next to it (KL {near.kl:.1f}) to the farthest (KL {far.kl:.1f}) the proxy "
-            f"goes from {near.proxy:+.2f} to {far.proxy:+.2f} and the gold from {near.gold:+.2f} "
+            f"from the checkpoint next to it (KL {near.kl:.1f}) to the farthest (KL {far.kl:.1f}) "
+            f"the proxy goes from {near.proxy:+.2f} to {far.proxy:+.2f} and the gold from {near.gold:+.2f} "
             f"to {far.gold:+.2f}."
         )
     return sentences
