@@ -167,8 +167,11 @@ def test_a_foreign_library_has_one_door(library: str):
     assert doors <= set(ONLY_IMPORTER[library])
 
 
-# TRL names some of its losses as we name arms.
-LOSS_TYPES = ("external.objective", "external.settings")
+# Other libraries name some of their losses and trainers as we name arms.
+LOSS_TYPES = (
+    "external.objective", "external.settings", "certificate.imported.trl",
+    "certificate.imported.verl", "certificate.imported.openrlhf", "certificate.imported.notes",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("module", FILES)

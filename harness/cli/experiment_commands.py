@@ -10,6 +10,7 @@ import typer
 
 from harness.cli.contexts import context as one_context
 from harness.cli.contexts import contexts, recorded_contexts, results_of
+from harness.cli.import_logs import audit_logs
 from harness.cli.show import console, print_json, print_table, say
 from harness.errors import BAD_INPUT, CELL_FAILED, NOT_CERTIFIED, InputError, counted, shown
 from harness.spec.load import find_spec
@@ -29,6 +30,14 @@ Results = Annotated[
     Path | None, typer.Option(help="Where results go. Default: results/<name of the spec>.")
 ]
 OneCase = Annotated[str | None, typer.Option("--case", help="One case of a sweep; all without.")]
+Audited = Annotated[
+    list[str],
+    typer.Argument(help="As of other commands; with --import, folders or logs.", metavar="EXP"),
+]
+Imported = Annotated[
+    str | None,
+    typer.Option("--import", metavar="LIBRARY", help="Whose logs these are: trl, verl, openrlhf."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -279,11 +288,24 @@ def status(
     )
 
 
-def audit(experiment: Experiment, results: Results = None, json: AsJson = False) -> None:
-    """Check from the records that the arms really were matched. Exit code 3 if not."""
+def audit(
+    experiment: Audited,
+    results: Results = None,
+    import_: Imported = None,
+    json: AsJson = False,
+) -> None:
+    """Check from the records that the arms really were matched. Exit code 3 if not.
+
+    With --import, the records are logs that another library wrote: they can contradict a
+    comparison, and the audit says what they cannot show.
+    """
     from harness.certificate import write_certificate
 
-    folders = results_of(experiment, results)
+    if import_ is not None:
+        raise typer.Exit(audit_logs(import_, experiment, results, json))
+    if len(experiment) != 1:
+        raise InputError("audit takes one experiment; logs of another library need --import")
+    folders = results_of(experiment[0], results)
     found = {folder: write_certificate(folder) for folder in folders}
     if json:
         made = {folder.name: one.to_json() for folder, one in found.items()}
