@@ -266,7 +266,7 @@ class CellRun:
             return None
         return StepJudge(
             grader, self.sets["train"].problems, self.base.tokenizer,
-            placebo=self.cell.arm == PLACEBO,
+            placebo=self.cell.arm == PLACEBO, paid=self.spec.reward.dense is not None,
         )  # fmt: skip
 
     def _restore(self, loop: Loop, state: Mapping[str, Any]) -> None:

@@ -258,7 +258,7 @@ LABELS: dict[type, tuple[Callable[[Any], str], tuple[str, ...]]] = {
     OverlongPenalty: (lambda part: f"overlong {part.cache_share:g}", ("cache_share",)),
     UnfinishedPenalty: (_cut, ("value", "replace")),
     Imitate: (lambda part: f"NLL {part.coef:g}", ("coef",)),
-    GoldReward: (_is("gold"), ()),
+    GoldReward: (_is("gold reward"), ()),
     KLInPreference: (lambda part: f"preference {_number(part.kl_coef)}", ("kl_coef",)),
     SigmoidLoss: (_is("sigmoid of the margin"), ()),
     TRLOffline: (lambda part: f"{part.library} {part.trainer}", ("trainer", "library")),

@@ -343,3 +343,17 @@ def test_a_path_that_is_no_results_folder_is_called_that(harness: Run):
     code, _, err = harness("audit", "published/nothing")
     assert code == 2
     assert "published/nothing is no results folder" in err
+
+
+def test_no_two_arms_are_printed_alike(capsys: pytest.CaptureFixture[str]):
+    """A row that hides what sets an arm apart would be a confound in print."""
+    from harness.cli.list_commands import COLUMNS, _arms, _cell
+
+    rows = [row for row in _arms([]) if row["family"] != "between two arms"]
+    shown = {}
+    for row in rows:
+        cells = tuple(_cell(row["axes"], names) for names in COLUMNS.values())
+        key = (row["family"], row["axes"].get("loop"), *cells)
+        shown.setdefault(key, []).append(row["name"])
+    alike = [names for names in shown.values() if len(names) > 1]
+    assert alike == []

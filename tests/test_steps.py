@@ -199,6 +199,22 @@ def test_a_placebos_steps_are_scored_by_the_completion_that_gave_its_verdict():
     )
 
 
+def test_a_paid_placebo_is_paid_what_another_completion_earned():
+    """Whatever it wrote: a completion of more steps is paid no more for having them."""
+    texts = ["7", "7;7", "7;7;7;7", "8", "8;8;8"]
+    batch = drawn([spelt(t, EOS) for t in texts * 200])
+    problems = (Problem("p", "1+6=", "7"),)
+    plain = judge(problems, Sevens())([0] * 1000, batch, 5)
+    blind = dataclasses.replace(judge(problems, Sevens(), placebo=True), paid=True)
+    steps = blind([0] * 1000, batch, 5)
+    earned, told = plain.scores.sum(1), steps.scores.sum(1)
+    assert torch.allclose(earned.sort().values, told.sort().values)
+    assert torch.equal(plain.ends, steps.ends)
+    by_length = told.view(200, 5).mean(0)  # by what was written
+    assert float((by_length - earned.mean()).abs().max()) < 0.4
+    assert float((earned.view(200, 5).mean(0) - earned.mean()).abs().max()) > 1.0
+
+
 def test_a_placebo_tells_neither_by_number_nor_by_place():
     """Long completions start right and end wrong, short ones are half right: none of it shows."""
     long, short = "7;7;7;8", ("7", "8")

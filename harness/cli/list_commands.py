@@ -81,7 +81,7 @@ COLUMNS = {
     "clip": ("clip",),
     "average": ("average",),
     "sampling": ("sampling", "exclude"),
-    "shaping": ("shaping", "imitate"),
+    "shaping": ("shaping", "imitate", "reward"),
 }
 
 
@@ -98,14 +98,14 @@ def _print_arms(rows: list[dict[str, Any]]) -> None:
     print_groups(["arm", *COLUMNS], groups)
     say("")
     for column, axes in COLUMNS.items():
-        say(f"{column:<8}  {'; '.join(AXES[axis] for axis in axes)}")
+        say(f"{column:<8}  {'; '.join(AXES[axis] for axis in axes if axis in AXES)}")
     arms = counted(len(rows), "arm")
     say(f"{arms}; their parts in full: --json; where two differ: harness diff A B")
 
 
 def _cell(axes: dict[str, str], names: tuple[str, ...]) -> str:
     """An axis, and what a second one adds to it."""
-    first, *others = (axes[name] for name in names)
+    first, *others = (axes.get(name, "none") for name in names)
     added = [word for word in others if word != "none"]
     return ", ".join(added if added and first == "none" else [first, *added])
 

@@ -70,12 +70,14 @@ class StepJudge:
         problems: what the indices of a call refer to.
         tokenizer: the model's.
         placebo: scores are those of other completions' steps.
+        paid: steps are paid for, so that a placebo must be blind to how many there are.
     """
 
     grader: StepGrader
     problems: Sequence[Problem]
     tokenizer: PreTrainedTokenizerBase
     placebo: bool = False
+    paid: bool = False
     _texts: dict[int, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, indices: list[int], drawn: Drawn, seed: int) -> Steps:
@@ -86,7 +88,7 @@ class StepJudge:
             for i, ids, n in zip(indices, drawn.completion_ids.tolist(), lengths, strict=True)
         ]
         if self.placebo:
-            found = _of_others(found, seed)
+            found = (_sums_of_others if self.paid else _of_others)(found, seed)
         ends = torch.zeros(drawn.mask.shape, dtype=torch.bool)
         scores = torch.zeros(drawn.mask.shape)
         for row, steps in enumerate(found):
@@ -160,4 +162,17 @@ def _of_others(found: list[dict[int, float]], seed: int) -> list[dict[int, float
         theirs = list(found[other].values()) or [0.0]
         picks = torch.randint(len(theirs), (len(mine),), generator=generator).tolist()
         judged.append({token: theirs[pick] for token, pick in zip(mine, picks, strict=True)})
+    return judged
+
+
+def _sums_of_others(found: list[dict[int, float]], seed: int) -> list[dict[int, float]]:
+    """Each completion's own steps sharing the sum that another completion scored.
+
+    With the scores of others' steps instead, a completion of more steps would be paid more: a
+    placebo would learn to write steps.
+    """
+    judged = []
+    for mine, other in zip(found, blind_order(len(found), seed), strict=True):
+        share = sum(found[other].values()) / max(len(mine), 1)
+        judged.append(dict.fromkeys(mine, share))
     return judged
