@@ -293,6 +293,44 @@ def test_a_console_rounds_what_it_prints():
     assert broken(found, "matrix") == {"step_limit": (3, 2)}
 
 
+def test_a_console_that_does_not_round_is_held_to_its_numbers(tmp_path: Path):
+    folder = copied(LOGS / "handwritten_verl_console", tmp_path / "run")
+    text = (folder / "train.log").read_text()
+    exact = text.replace("lr:0.000", "lr:2e-06").replace(":0.554", ":0.5541278")
+    (folder / "train.log").write_text(exact)
+    found = audit_imported("verl", [str(folder)])
+    assert broken(found, "effective") == {"step 1: actor/lr": (1e-6, 2e-6)}
+    assert found.runs["run"]["tokens"] == 2465792 + 2473984
+
+
+def test_one_run_alone_is_compared_with_nothing(trl: dict[str, Path]):
+    found = audit_imported("trl", [str(trl["first"])])
+    assert "holds" not in status(found).values()
+    assert "one run" in reasons(found, "budget")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_samples_per_prompt": "eight"},
+        {"eps_clip_low_high": "x"},
+        {"actor_learning_rate": None},
+        {"max_epochs": math.inf},
+        {"rollout_batch_size": {"a": 1}},
+        {"use_kl_loss": None},
+    ],
+)
+def test_a_setting_that_holds_something_else_proves_nothing(
+    tmp_path: Path, changes: dict[str, Any]
+):
+    folder = copied(LOGS / "handwritten_openrlhf_ppo", tmp_path / "run")
+    edit(folder / "args.json", **changes)
+    found = audit_imported("openrlhf", [str(folder), str(LOGS / "handwritten_openrlhf_ppo")])
+    assert status(found)["pinned"] != "holds"
+    assert not found.certified
+    json.dumps(found.to_json(), allow_nan=False)
+
+
 def test_both_spellings_of_openrlhf():
     paths = [str(LOGS / f"handwritten_openrlhf_{name}") for name in ("ppo", "grpo")]
     found = audit_imported("openrlhf", paths)
@@ -341,6 +379,7 @@ def test_references_of_hydra_are_followed(tmp_path: Path):
         ("openrlhf", "empty.csv", "no step found"),
         ("verl", "two", "several logs (a.jsonl, b.jsonl)"),
         ("trl", "bad.json", "is not JSON"),
+        ("openrlhf", "odd", "is not as openrlhf writes it"),
     ],
 )
 def test_what_cannot_be_read_is_said(
@@ -349,7 +388,9 @@ def test_what_cannot_be_read_is_said(
     monkeypatch.chdir(tmp_path)
     Path("empty.csv").write_text("step,loss\n")
     Path("bad.json").write_text("{")
-    Path("none").mkdir()
+    for folder in ("none", "odd"):
+        Path(folder).mkdir()
+    Path("odd", "args.json").write_text('{"advantage_estimator": ["gae"]}')
     Path("two").mkdir()
     for name in ("a.jsonl", "b.jsonl"):
         Path("two", name).write_text('{"step": 1}\n')

@@ -7,6 +7,7 @@ otherwise. As long as a check is unknown, nothing is certified. Loads no torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,19 @@ def read_runs(library: str, logs: Sequence[str]) -> list[ImportedRun]:
     if len({path.resolve() for _, path in asked}) < len(asked):
         raise InputError("a log is given twice; give each run once")
     names = _names([path for _, path in asked])
-    return [LIBRARIES[own](name, path) for name, (own, path) in zip(names, asked, strict=True)]
+    return [_read(own, name, path) for name, (own, path) in zip(names, asked, strict=True)]
+
+
+def _read(library: str, name: str, path: Path) -> ImportedRun:
+    try:
+        run = LIBRARIES[library](name, path)
+    except (AttributeError, TypeError, ValueError) as error:  # a key holds something else
+        told = f"{type(error).__name__}: {error}"
+        raise InputError(
+            f"{path} is not as {library} writes it ({told}); give its own files"
+        ) from error
+    run.totals = {key: total for key, total in run.totals.items() if math.isfinite(total)}
+    return run
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

@@ -148,7 +148,13 @@ def check_records(runs: Runs) -> Iterator[Found]:
 
 
 def check_pinned(runs: Runs) -> Iterator[Found]:
+    yield from _alone(runs)
     yield from _unequal("pinned", runs, CONTROLS, "a control differs between the runs")
+
+
+def _alone(runs: Runs) -> Iterator[Found]:
+    if len(runs) < 2:
+        yield "there is one run, and nothing to compare it with"
 
 
 def check_arms(runs: Runs) -> Iterator[Found]:
@@ -180,6 +186,7 @@ def check_graded(runs: Runs) -> Iterator[Found]:
 
 
 def check_budget(runs: Runs) -> Iterator[Found]:
+    yield from _alone(runs)
     drawn = values(runs, "completions")
     same = "the runs did not spend the same"
     yield from _unequal("budget", runs, ("completions", "optimizer_steps"), same)

@@ -18,6 +18,8 @@ from harness.store import read_json
 STEP = "step"
 # ``step:3 - actor/lr:0.000 - critic/score/mean:0.5``, after what Ray may print before it.
 CONSOLE_STEP = re.compile(r"(?:^|[\s)])step:(\d+(?:\.0+)?) - ([^\s:]+:.*)$")
+# A console that prints more than three decimals does not round.
+EXACT = re.compile(r" - [^\s:]+:-?\d+\.\d{4,}")
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,(.*))?\}")
 
@@ -104,7 +106,7 @@ def read_rows(path: Path) -> tuple[list[Row], list[str], bool]:
 
     Returns:
         The numbers of each step; what could not be read, a line each; whether the numbers are
-        rounded, as those of a console are.
+        rounded, as some consoles print them.
 
     Raises:
         InputError: there is no such file, or no step in it.
@@ -122,7 +124,8 @@ def read_rows(path: Path) -> tuple[list[Row], list[str], bool]:
         rows = [row for line in text.splitlines() if (row := _console_row(line))]
     if not rows and not damaged:
         raise InputError(f"{path}: no step found in it; give JSON lines, CSV or console output")
-    return rows, damaged, path.suffix not in (".csv", ".jsonl", ".json", ".ndjson")
+    printed = path.suffix not in (".csv", ".jsonl", ".json", ".ndjson")
+    return rows, damaged, printed and not EXACT.search(text)
 
 
 def _json_rows(path: Path, text: str, damaged: list[str]) -> Iterator[Row]:
