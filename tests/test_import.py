@@ -225,6 +225,16 @@ def test_defaults_of_trl_are_no_controlled_pair(trl: dict[str, Path], tmp_path: 
     assert sum("runs trl's defaults" in note.text for note in own.notes) == 1
 
 
+def test_ppo_of_trl_is_counted_by_episodes(tmp_path: Path):
+    folder = copied(LOGS / "handwritten_trl_ppo", tmp_path / "run")
+    edit(folder / "trainer_state.json", max_steps=8)  # minibatches counted, as in some versions
+    (run,) = read_runs("trl", [str(folder)])
+    assert (run.finished, run.totals["completions"]) == (True, 128)
+    assert run.totals["optimizer_steps"] == 2 * 4  # two batches, four passes
+    edit(folder / "ppo_config.json", total_episodes=256)
+    assert status(audit_imported("trl", [str(folder)]))["matrix"] == "VIOLATED"
+
+
 def test_verl_settings_budget_and_notes():
     paths = [str(LOGS / f"handwritten_verl_{name}") for name in ("ppo", "grpo")]
     found = audit_imported("verl", paths)
@@ -348,7 +358,10 @@ def test_libraries_side_by_side(trl: dict[str, Path]):
     found = audit_imported("trl", [str(trl["first"]), f"verl:{LOGS / 'handwritten_verl_grpo'}"])
     assert {run["library"] for run in found.runs.values()} == {"trl", "verl"}
     told = broken(found, "pinned")
-    assert told["dual_clip"] == (None, 3.0)
+    assert told["group_size"] == (GROUP, 8)
+    assert "dual_clip" not in told  # TRL has none, but no file of the run says so
+    clips = found.differences["dual_clip"]["values"]
+    assert clips == {"out": "null (not recorded: its code)", "handwritten_verl_grpo": 3.0}
     assert not {"reward", "step_limit", "warmup"} & told.keys()
     assert "reward of trl and verl cannot be held together" in reasons(found, "pinned")
     assert any("ddof" in note.text for note in found.notes)

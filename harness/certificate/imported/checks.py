@@ -114,7 +114,7 @@ def check_matrix(runs: Runs) -> Iterator[Found]:
     for run in runs:
         if run.finished is False:
             limit, last = run.settings.get("step_limit"), max(run.steps, default=0)
-            why = "the run stopped before the steps that were asked for"
+            why = "the run stopped before what was asked for was done"
             yield violation("matrix", run.name, "step_limit", limit, last, why)
     by_kind = kinds(runs)
     told = {kind: [r.settings.get("seed", NOT_KNOWN) for r in own] for kind, own in by_kind.items()}
@@ -197,7 +197,7 @@ def check_budget(runs: Runs) -> Iterator[Found]:
         if run.finished is None:
             yield f"{run.name}: whether it reached its end cannot be told"
         elif not run.finished:
-            limit, last = run.settings["step_limit"], max(run.steps, default=0)
+            limit, last = run.settings.get("step_limit"), max(run.steps, default=0)
             yield violation("budget", run.name, run.step, limit, last, "the budget was not spent")
 
 

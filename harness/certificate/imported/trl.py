@@ -121,27 +121,29 @@ def _grouped(run: ImportedRun, tree: Mapping[str, Any]) -> None:
     if "epsilon" in tree:
         have["clip_high"] = tree["epsilon"] if high is None else high
     if run.algorithm == "grpo":
-        have["dual_clip"] = None  # TRL's delta bounds the ratio itself
         if tree.get("delta") is not None:
-            have["ratio_cap"] = tree["delta"]
+            have["ratio_cap"] = tree["delta"]  # before the minimum is taken
         loss = tree["loss_type"]
         have["loss_normaliser"] = NORMALISERS.get(loss, f"TRL's {loss}")
         have["advantage"] = "group mean"
         scale = tree.get("scale_rewards")  # a flag in older versions
         have["scale"] = ("group" if scale else "none") if isinstance(scale, bool) else scale
-        have["entropy_coef"] = tree.get("entropy_coef", 0.0)
-        have["filter"] = None
+        run.kept(tree, {"entropy_coef": "entropy_coef"})
         _penalty(run, tree, "loss", "k3")
     else:
-        have["advantage"], have["ratio"] = "leave one out", "sequence"
+        have["advantage"], have["ratio"] = "leave one out", "product"
         have["scale"] = "batch" if tree.get("normalize_advantages") else "none"
-        run.assumed["loss_normaliser"] = ("sequence_sum", "trl 1.16, RLOOTrainer")
+        run.assumed["loss_normaliser"] = ("sequence_mean", "trl 1.16, RLOOTrainer")
         _penalty(run, tree, "reward", "k1")
     if "use_vllm" in tree:
         used = tree["use_vllm"] and tree.get("vllm_importance_sampling_correction")
         have["engine_correction"] = tree.get("vllm_importance_sampling_mode") if used else None
     for absent in ("gae_lambda", "value_clip", "critic_learning_rate"):
         have[absent] = None
+    run.assumed |= {
+        "dual_clip": (None, "trl 1.16 has none"),
+        "filter": (None, "trl 1.16 has none"),
+    }
     step = number(tree, "gradient_accumulation_steps")
     have |= known(minibatches=ratio(number(tree, "steps_per_generation"), step))
     have |= known(
@@ -173,7 +175,7 @@ def _ppo(run: ImportedRun, tree: Mapping[str, Any]) -> None:
         have.pop("completions_per_batch", None)
         have.pop("optimizer_batch", None)
         run.not_told["completions_per_batch"] = "batch_size is null until training begins"
-    have |= {"advantage": "GAE", "scale": "batch", "dual_clip": None, "filter": None}
+    have |= {"advantage": "GAE", "scale": "batch"}
     if "kl_coef" in have:
         on = have["kl_coef"] != 0
         have["kl_place"] = "reward" if on else "none"
@@ -186,6 +188,8 @@ def _ppo(run: ImportedRun, tree: Mapping[str, Any]) -> None:
         "top_p": (1.0, "trl 0.2x, PPOTrainer's generation_config"),
         "top_k": (None, "trl 0.2x, PPOTrainer's generation_config"),
         "entropy_coef": (0.0, "trl 0.2x, PPOTrainer"),
+        "dual_clip": (None, "trl 0.2x, PPOTrainer"),
+        "filter": (None, "trl 0.2x, PPOTrainer"),
     }
     run.measured_kl = ("objective/kl",)
     run.rate_key = "lr" if any("lr" in row for row in run.rows) else run.rate_key
@@ -202,13 +206,7 @@ def _rewards(run: ImportedRun) -> None:
 def _totals(run: ImportedRun, tree: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     reached = state.get("global_step")
     if run.algorithm == "ppo":
-        episodes = [row["episode"] for row in run.rows if "episode" in row]
-        per = ratio(number(tree, "num_mini_batches"), 1)
-        epochs = number(tree, "num_ppo_epochs")
-        if reached is not None and per is not None and epochs is not None:
-            run.totals["optimizer_steps"] = reached * per * epochs
-        if episodes:
-            run.totals["completions"] = max(episodes)
+        _ppo_totals(run, number(tree, "total_episodes"))
         return
     if reached is not None:
         run.totals["optimizer_steps"] = reached
@@ -222,6 +220,23 @@ def _totals(run: ImportedRun, tree: Mapping[str, Any], state: Mapping[str, Any])
         run.totals["tokens"] = max(total for total, _ in tokens)
     else:
         run.not_told["tokens"] = "the last completions were drawn after the last logged step"
+
+
+def _ppo_totals(run: ImportedRun, asked: float | None) -> None:
+    """By episodes: what PPOTrainer counts as steps and as their limit changed between versions."""
+    run.settings.pop("step_limit", None)
+    run.not_told["step_limit"] = "versions of PPOTrainer count it in two ways"
+    run.finished = None
+    drawn = max((row["episode"] for row in run.rows if "episode" in row), default=None)
+    if drawn is None:
+        return
+    run.totals["completions"] = drawn
+    batch, minibatches = run.number("completions_per_batch"), run.number("minibatches")
+    if asked is not None:  # the last batch is drawn whole
+        run.finished = drawn >= asked
+    epochs, batches = run.number("epochs"), ratio(drawn, batch)
+    if batches is not None and minibatches is not None and epochs is not None:
+        run.totals["optimizer_steps"] = batches * minibatches * epochs
 
 
 def _steps_per_draw(run: ImportedRun) -> float | None:
