@@ -317,7 +317,7 @@ def _placed(score: Float[Tensor, "B"], x: Experience) -> Float[Tensor, "B T"]:
 
 def at_last_token(score: Float[Tensor, "B"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """The score on each completion's last sampled token, 0 elsewhere."""
-    last = mask.sum(1) - 1
+    last = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1) - 1
     rewards = torch.zeros(mask.shape, dtype=score.dtype, device=score.device)
     rewards[torch.arange(len(score), device=score.device), last.clamp(min=0)] = score
     return zero_padding(rewards, mask)

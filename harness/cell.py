@@ -41,7 +41,7 @@ from harness.reference import build_reference, reference_shape
 from harness.reward_model import RewardModel, preferences
 from harness.rewards.learned import LearnedGrader
 from harness.rewards.maths import MathGrader
-from harness.rewards.steps import StepJudge, step_grader
+from harness.rewards.steps import make_step_judge, step_grader
 from harness.samplers import make_sampler
 from harness.store import CellFolder, chained, disk_errors, same
 from harness.train import train
@@ -256,18 +256,11 @@ class CellRun:
             progress=Progress(
                 kl_coef=arm.kl.initial_coef, stream=StreamHash(spec.sampling.prompts_per_step)
             ),
-            step_judge=self._step_judge(arm),
+            step_judge=make_step_judge(
+                spec, arm, train_set.problems, self.base.tokenizer, placebo=placebo
+            ),
             dense=spec.reward.dense,
         )
-
-    def _step_judge(self, arm: Arm) -> StepJudge | None:
-        grader = step_grader(self.spec, arm)
-        if grader is None:
-            return None
-        return StepJudge(
-            grader, self.sets["train"].problems, self.base.tokenizer,
-            placebo=self.cell.arm == PLACEBO, paid=self.spec.reward.dense is not None,
-        )  # fmt: skip
 
     def _restore(self, loop: Loop, state: Mapping[str, Any]) -> None:
         self.folder.rewind(state.get("sizes", {}))

@@ -76,7 +76,8 @@ def _draw(
     prompts = [loop.prompts.prompts.prompts[i] for i in indices]
     draw_seed = stream_seed(loop.controls.seed, "sampling", progress.step, round_)
     with loop.ledger.timing("sample"):
-        drawn = loop.sampler.draw(prompts, size, loop.decoding, draw_seed)
+        episodes = loop.prompts.prompts.episodes(indices)
+        drawn = loop.sampler.draw(prompts, size, loop.decoding, draw_seed, episodes)
     return judged(loop, indices, size, drawn, round_, stream)
 
 
@@ -106,8 +107,11 @@ def judged(
         raise CellError(f"the reward of problem {problems.problems[rows[row]].id!r} is not finite")
     stream |= progress.stream.add([problems.problems[i].id for i in indices])
     prompt_lengths = [len(problems.prompts[i]) for i in rows]
-    lengths = drawn.mask.sum(1).tolist()
-    drawing = Generation.of(prompt_lengths, lengths, shared_by=size, searched=drawn.searched)
+    lengths = drawn.present.sum(1).tolist()
+    given = 0 if drawn.given is None else int(drawn.given.sum())
+    drawing = Generation.of(
+        prompt_lengths, lengths, shared_by=size, searched=drawn.searched, given=given
+    )
     loop.ledger.charge_generation("policy", drawing)
     if "reward_model" in loop.ledger.shapes:
         read = Lengths.of(p + c for p, c in zip(prompt_lengths, lengths, strict=True))
@@ -116,8 +120,8 @@ def judged(
         prompts=len(indices),
         completions=len(rows),
         reward_calls=len(rows),
-        prompt_tokens=sum(prompt_lengths) // size,
-        completion_tokens=sum(lengths),
+        prompt_tokens=sum(prompt_lengths) // size + given,
+        completion_tokens=sum(lengths) - given,
     )
     device = drawn.mask.device
     group = torch.arange(len(indices), device=device).repeat_interleave(size) + progress.cursor
@@ -127,6 +131,7 @@ def judged(
         prompt_mask=drawn.prompt_mask,
         completion_ids=drawn.completion_ids,
         mask=drawn.mask,
+        given=drawn.given,
         group=group,
         score=score.to(device),
         bonus=bonus.to(device),

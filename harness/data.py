@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,20 +12,33 @@ from transformers import PreTrainedTokenizerBase
 
 from harness.errors import InputError
 from harness.identity import digest, stream_seed
+from harness.samplers.dialogue import Episodes
 from harness.spec.schema import ExperimentSpec, SplitSpec
+from harness.tasks import TASKS
 from harness.tasks.loading import LoadedSplit, load_problems
 from harness.tasks.prompts import Prompt, prompt_from_spec
-from harness.tasks.task import Problem
+from harness.tasks.task import Environment, Problem
 
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Problems and their prompts as token ids, in the order of the data."""
+    """Problems and their prompts as token ids, in the order of the data.
+
+    ``environment``: answers the policy's turns; None where there is one turn.
+    """
 
     name: str
     problems: tuple[Problem, ...]
     prompts: tuple[tuple[int, ...], ...]
     sha256: str  # of problems, template and token ids: what the model is really asked
+    environment: Environment | None = None
+
+    def episodes(self, indices: Sequence[int] | None = None) -> Episodes | None:
+        """What the sampler needs to play these problems; None where there is one turn."""
+        if self.environment is None:
+            return None
+        rows = range(len(self.problems)) if indices is None else indices
+        return Episodes(self.environment, [self.problems[i] for i in rows])
 
 
 def load_split(where: str, split: SplitSpec) -> LoadedSplit:
@@ -61,7 +74,8 @@ def prompt_set(
     """Problems asked by the spec's template.
 
     Raises:
-        InputError: an empty prompt, or one longer than the limit or the context.
+        InputError: an empty prompt, or one longer than the limit or the context. What an
+            environment shows later counts as prompt.
     """
     prompt = prompt_from_spec(spec.data.prompt, chat=spec.data.chat_template)
     limit = spec.data.max_prompt_tokens
@@ -70,24 +84,37 @@ def prompt_set(
             f"data.max_prompt_tokens {limit} + sampling.max_new_tokens "
             f"{spec.sampling.max_new_tokens} is more than the model's context of {context}"
         )
-    encoded = tuple(_encode_problem(name, prompt, p, tokenizer) for p in problems)
+    source = TASKS.get(splits(spec)[name].task) if name in splits(spec) else None
+    environment = source and source.environment
+    encoded = tuple(_encode_problem(name, prompt, p, tokenizer, environment) for p in problems)
     for problem, ids in zip(problems, encoded, strict=True):
-        if len(ids) > limit:
+        room = environment.room(problem) if environment else 0
+        if len(ids) + room > limit:
+            later = f" and up to {room} that its environment shows later" if room else ""
             raise InputError(
-                f"data.{name}: the prompt of problem {problem.id!r} has {len(ids)} tokens, "
+                f"data.{name}: the prompt of problem {problem.id!r} has {len(ids)} tokens{later}, "
                 f"data.max_prompt_tokens is {limit}; raise it, or leave the problem out"
             )
         if not ids:
             raise InputError(f"data.{name}: the prompt of problem {problem.id!r} is empty")
-    content = [[p.id, p.answer, list(ids)] for p, ids in zip(problems, encoded, strict=True)]
-    return PromptSet(name, problems, encoded, digest(content))
+    content: list[Any] = [
+        [p.id, p.answer, list(ids)] for p, ids in zip(problems, encoded, strict=True)
+    ]
+    if environment is not None:
+        content.append([type(environment).__name__, environment.version])
+    return PromptSet(name, problems, encoded, digest(content), environment)
 
 
 def _encode_problem(
-    name: str, prompt: Prompt, problem: Problem, tokenizer: PreTrainedTokenizerBase
+    name: str,
+    prompt: Prompt,
+    problem: Problem,
+    tokenizer: PreTrainedTokenizerBase,
+    environment: Environment | None,
 ) -> tuple[int, ...]:
     try:
-        return _encode(prompt, problem.question, tokenizer)
+        question = environment.reset(problem) if environment else problem.question
+        return _encode(prompt, question, tokenizer)
     except InputError:
         raise
     except Exception as error:  # tokenizers raises bare Exception, as for an unknown character

@@ -57,16 +57,18 @@ def evaluate(
         protocol.temperature, protocol.top_p, protocol.max_new_tokens, protocol.stop
     )
     seed = stream_seed(protocol.seed, "evaluation", name)
-    drawn = sampler.draw(problems.prompts, protocol.samples, decoding, seed)
+    episodes = problems.episodes()
+    drawn = sampler.draw(problems.prompts, protocol.samples, decoding, seed, episodes)
     verdicts = _grade(grader, problems, drawn, protocol.samples)
     greedy = None
     if protocol.greedy:
         likeliest = sampler.draw(
-            problems.prompts, 1, Decoding(1.0, 1.0, protocol.max_new_tokens, protocol.stop, True), 0
-        )
+            problems.prompts, 1,
+            Decoding(1.0, 1.0, protocol.max_new_tokens, protocol.stop, True), 0, episodes,
+        )  # fmt: skip
         greedy = [v.correct for v in _grade(grader, problems, likeliest, 1)]
     lengths = drawn.mask.sum(1).tolist()
-    rows, samples = [], []
+    rows, samples, read = [], [], drawn.transcripts or drawn.texts
     for i, problem in enumerate(problems.problems):
         at = slice(i * protocol.samples, (i + 1) * protocol.samples)
         rows.append(
@@ -83,7 +85,7 @@ def evaluate(
             {"problem": problem.id, "question": problem.question, "gold": problem.answer,
              "completion": text, "outcome": verdict.outcome.value, "extracted": verdict.extracted}
             | _scores(verdict)
-            for text, verdict in zip(drawn.texts[at][:4], verdicts[at][:4], strict=True)
+            for text, verdict in zip(read[at][:4], verdicts[at][:4], strict=True)
         ]  # fmt: skip
     record = {
         "split": name,
@@ -163,7 +165,7 @@ class Divergence:
                 self.policy.temperature, 1.0, protocol.max_new_tokens, protocol.stop
             )
             seed = stream_seed(protocol.seed, "divergence")
-            drawn = sampler.draw(problems.prompts, take, decoding, seed)
+            drawn = sampler.draw(problems.prompts, take, decoding, seed, problems.episodes())
             rows = torch.arange(len(drawn.mask))
         x = _as_rollout(drawn).select(rows.to(drawn.mask.device))
         mine = scored(self.policy.logprobs, x, self.micro_batch)
@@ -183,6 +185,7 @@ def _as_rollout(drawn: Drawn) -> Rollout:
         prompt_mask=drawn.prompt_mask,
         completion_ids=drawn.completion_ids,
         mask=drawn.mask,
+        given=drawn.given,
         group=zeros.long(),
         score=zeros,
         bonus=zeros,

@@ -39,6 +39,7 @@ class Ledger:
     """Counts since the start of a run, and of the current step.
 
     ``prompt_tokens`` counts each drawn prompt once: the engine reads it once for its whole group.
+    What an environment shows between turns counts as prompt, in each completion.
     ``tokens`` is prompt plus completion tokens. ``reward_calls`` counts verdicts on completions,
     ``steps_graded`` those on their worked steps, which few arms ask for. FLOPs follow from
     ``lengths`` and the shapes alone, so that an auditor can compute them again.
@@ -126,7 +127,8 @@ class Ledger:
 def generation_from(record: Mapping[str, Any]) -> Generation:
     """A ``Generation`` from its record in ``steps.jsonl``."""
     counts = (record[name] for name in ("sampled", "decoded", "contexts"))
-    return Generation(Lengths(**record["prefill"]), *counts, searched=record.get("searched", 0))
+    later = {name: record.get(name, 0) for name in ("searched", "given")}
+    return Generation(Lengths(**record["prefill"]), *counts, **later)
 
 
 def shape_from(record: Mapping[str, Any]) -> ModelShape:

@@ -11,7 +11,7 @@ from harness.learner import Learner
 from harness.ledger import Ledger
 from harness.models import Reference
 from harness.rewards.judge import Judge
-from harness.rewards.steps import StepJudge
+from harness.rewards.steps import StepJudge, TurnJudge
 from harness.samplers.sampler import Decoding, Sampler
 from harness.spec.reward import DenseSpec
 from harness.spec.schema import BudgetSpec, OptimizerSpec, SamplingSpec
@@ -59,7 +59,7 @@ class Loop:
     judge: Judge
     ledger: Ledger
     progress: Progress
-    step_judge: StepJudge | None = None  # where the arm or the experiment rewards steps
+    step_judge: StepJudge | TurnJudge | None = None  # where the arm or the experiment rewards steps
     dense: DenseSpec | None = None  # what the experiment pays along the way
 
     @property

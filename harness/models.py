@@ -213,7 +213,7 @@ def positions(mask: Tensor) -> Tensor:
 def trim(x: R) -> R:
     """The rows without columns that are padding in all of them."""
     first = int(x.prompt_mask.any(0).long().argmax())
-    length = max(int(x.mask.sum(1).max()), 1)
+    length = max(int(x.present.sum(1).max()), 1)
     fields = {
         name: value[:, :length]
         for name, value in vars(x).items()
@@ -270,7 +270,7 @@ class Policy:
     def _forward(self, x: Rollout, *, hidden: bool = False) -> Any:
         """The model's output, logits from the last prompt token on."""
         ids = torch.cat([x.prompt_ids, x.completion_ids], 1)
-        mask = torch.cat([x.prompt_mask, x.mask], 1)
+        mask = torch.cat([x.prompt_mask, x.present], 1)
         T = x.completion_ids.shape[1]
         return self.model(
             **(self._mixed(x) or {"input_ids": ids}),
@@ -358,7 +358,7 @@ class Critic(nn.Module):
     def values(self, x: Rollout) -> Float[Tensor, "B T"]:
         """V of the state before each sampled token; 0 on padding."""
         ids = torch.cat([x.prompt_ids, x.completion_ids], 1)
-        mask = torch.cat([x.prompt_mask, x.mask], 1)
+        mask = torch.cat([x.prompt_mask, x.present], 1)
         T = x.completion_ids.shape[1]
         hidden = self.trunk(
             input_ids=ids,

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from harness.tasks import arithmetic, reviews
+from harness.tasks import arithmetic, dialogue, reviews
 from harness.tasks.task import Problem
 from harness.tokenizer import build_tokenizer, build_word_tokenizer
 
@@ -48,6 +48,11 @@ class Recipe(ABC):
     @abstractmethod
     def demonstrations(self, seed: int) -> Iterator[tuple[Problem, str]]:
         """Problems of the train split with a completion each, without end."""
+
+    def episodes(self, seed: int) -> Iterator[list[tuple[str, str]]]:
+        """The same as turns: what is shown and what is written, pair by pair."""
+        for problem, completion in self.demonstrations(seed):
+            yield [(problem.question, completion)]
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,49 @@ class EmbeddedRecipe(Recipe):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DialogueRecipe(Recipe):
+    """A base for arithmetic over several turns: each turn's strategy is drawn anew.
+
+    ``guess_spread``: as of the arithmetic base. Slips are carried on, as the environment does it.
+    """
+
+    mix: StrategyMix
+    turns: int
+    guess_spread: int = 5
+
+    @property
+    def generator_version(self) -> int:
+        return dialogue.GENERATOR_VERSION
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return build_tokenizer(arithmetic.CHARACTERS, max_length=self.context)
+
+    def demonstrations(self, seed: int) -> Iterator[tuple[Problem, str]]:
+        """The turns one by one, each as a problem of its own."""
+        for turns in self.episodes(seed):
+            for shown, written in turns:
+                yield asked(shown), written
+
+    def episodes(self, seed: int) -> Iterator[list[tuple[str, str]]]:
+        rng = random.Random(f"warmstart/dialogue/{WARMSTART_VERSION}/{seed}")
+        environment = dialogue.ArithmeticDialogue()
+        for problem in dialogue.stream("train", seed=seed, turns=self.turns):
+            shown: str | None = environment.reset(problem)
+            written: list[str] = []
+            turns: list[tuple[str, str]] = []
+            while shown is not None:
+                written.append(demonstrate(asked(shown), self.mix, self.guess_spread, rng))
+                turns.append((shown, written[-1]))
+                shown, _ = environment.step(problem, written)
+            yield turns
+
+
+def asked(question: str) -> Problem:
+    """A question of one turn as a problem."""
+    return Problem(question, question, str(arithmetic.work(question)[-1].value))
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReviewRecipe(Recipe):
     """A base that writes reviews.
 
@@ -135,6 +183,14 @@ RECIPES: dict[str, Recipe] = {
         intermediate_size=128,
         layers=2,
     ),
+    "arithmetic_dialogue": DialogueRecipe(
+        mix=StrategyMix(worked=0.36, left_to_right=0.0, direct_right=0.6),
+        turns=3,
+        steps=700,
+        batch=64,
+        learning_rate=5e-3,
+        context=128,
+    ),
     "reviews": ReviewRecipe(good=0.4, steps=350, batch=64, learning_rate=5e-3),
     "reviews-tiny": ReviewRecipe(
         good=0.4,
@@ -158,7 +214,7 @@ def demonstrate(problem: Problem, mix: StrategyMix, spread: int, rng: random.Ran
         return arithmetic.write(arithmetic.work(problem.question, arithmetic.LEFT_TO_RIGHT))
     answer = gold = int(problem.answer)
     if rng.random() >= mix.direct_right:
-        near = range(max(0, gold - spread), gold + spread + 1)
+        near = range(max(0, gold - spread), max(0, gold) + spread + 1)
         answer = rng.choice([value for value in near if value != gold])
     return f"{arithmetic.ANSWER_MARKER}{answer}"
 
@@ -168,5 +224,8 @@ def recipe_from_json(content: dict[str, Any]) -> Recipe:
     tuples = {key: tuple(content[key]) for key in ("levels", "adam_betas") if key in content}
     if "good" in content:
         return ReviewRecipe(**{**content, **tuples})
+    if "turns" in content:
+        mix = StrategyMix(**content["mix"])
+        return DialogueRecipe(**{**content, **tuples, "mix": mix})
     mixes = {key: StrategyMix(**content[key]) for key in ("chain", "precedence")}
     return EmbeddedRecipe(**{**content, **mixes, **tuples})

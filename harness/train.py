@@ -131,7 +131,7 @@ def _both(head: ValueHead) -> Callable[[Rollout], Tensor]:
 
 def whole_lengths(x: Rollout) -> Lengths:
     """Prompt plus completion of each row, as scoring and training read them."""
-    return Lengths.of((x.prompt_mask.sum(1) + x.mask.sum(1)).tolist())
+    return Lengths.of((x.prompt_mask.sum(1) + x.present.sum(1)).tolist())
 
 
 def _credit_record(x: Batch) -> dict[str, Any]:

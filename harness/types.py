@@ -3,7 +3,7 @@
 Shape letters, used everywhere:
     B  completions in the batch (prompts x group size; a group's rows are adjacent)
     S  prompt length, left-padded
-    T  completion length, right-padded
+    T  completion length, right-padded; between turns it holds what an environment wrote
 
 A record gains fields as it moves down the pipeline, so a field that exists is always filled:
 
@@ -76,6 +76,9 @@ class Rollout(Rows):
     finished: Bool[Tensor, "B"]  # stopped by itself, rather than cut at the length limit
     behaviour_logprobs: Float[Tensor, "B T"]  # under the engine that sampled
     truth: Bool[Tensor, "B"] | None = None  # the verdict where `correct` is a noisy one
+    # Only where an environment answers the policy's turns: True on what it wrote, which is read and
+    # never sampled. ``mask`` is False there, so that no loss, penalty, length or mean has it.
+    given: Bool[Tensor, "B T"] | None = None
     # Only where a part of the arm asks for them:
     step_ends: Bool[Tensor, "B T"] | None = None  # last token of each worked step
     step_scores: Float[Tensor, "B T"] | None = None  # the step's score, on its last token
@@ -84,6 +87,11 @@ class Rollout(Rows):
     top_logprobs: Float[Tensor, "B T K"] | None = None  # and their log-probs under it
     mixed_ids: Int[Tensor, "B T K"] | None = None  # tokens mixed as the input in place of token t
     mixed_weights: Float[Tensor, "B T K"] | None = None  # in these shares; 0 where t itself was
+
+    @property
+    def present(self) -> Bool[Tensor, "B T"]:
+        """Where there is a token at all, sampled or given: what models attend to."""
+        return self.mask if self.given is None else self.mask | self.given
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -158,15 +158,19 @@ def _train(recipe: Recipe, seed: int, work: Path) -> None:
 
 
 def _encode(recipe: Recipe, seed: int, tokenizer: Any) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids, and labels with the prompt masked; each completion ends with EOS."""
+    """Token ids, and labels with what is shown masked; each turn that is written ends with EOS."""
     ids, labels = [], []
-    source = recipe.demonstrations(seed)
+    source = recipe.episodes(seed)
     for _ in range(recipe.steps * recipe.batch):
-        problem, completion = next(source)
-        prompt = tokenizer(problem.question)["input_ids"]
-        target = [*tokenizer(completion)["input_ids"], tokenizer.eos_token_id]
-        ids.append(prompt + target)
-        labels.append([_IGNORED] * len(prompt) + target)
+        row: list[int] = []
+        told: list[int] = []
+        for shown, written in next(source):
+            prompt = tokenizer(shown)["input_ids"]
+            target = [*tokenizer(written)["input_ids"], tokenizer.eos_token_id]
+            row += prompt + target
+            told += [_IGNORED] * len(prompt) + target
+        ids.append(row)
+        labels.append(told)
     return ids, labels
 
 

@@ -275,7 +275,7 @@ def test_the_command_prints_for_people_and_for_programs(capfd: pytest.CaptureFix
     assert {c["outcome"] for c in rows[0]["checks"]} == {"passed", "not applicable"}
     assert command("--plugin", str(OPO)) == 0
     out = capfd.readouterr().out
-    assert out.startswith("opo: 10 passed, 0 failed, 5 not applicable")
+    assert out.startswith("opo: 11 passed, 0 failed, 5 not applicable")
 
 
 def test_the_command_ends_with_1_where_a_check_fails(

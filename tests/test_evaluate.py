@@ -30,8 +30,8 @@ class Spy:
     def __init__(self, model, engine_batch=1024):
         self.inner, self.drawn = sampler(model, engine_batch), []
 
-    def draw(self, prompts, group_size, decoding, seed):
-        self.drawn.append(self.inner.draw(prompts, group_size, decoding, seed))
+    def draw(self, prompts, group_size, decoding, seed, episodes=None):
+        self.drawn.append(self.inner.draw(prompts, group_size, decoding, seed, episodes))
         return self.drawn[-1]
 
     def load(self, model):

@@ -399,9 +399,9 @@ def test_an_experiment_is_certified_and_another_share_is_not(
     """Steps mix and evaluations do not; mixing other than declared is found in the records."""
     asked, plain = [], HFSampler.draw
 
-    def draw(self, prompts, group_size, decoding, seed):
+    def draw(self, prompts, group_size, decoding, seed, episodes=None):
         asked.append(decoding.mixing)
-        return plain(self, prompts, group_size, decoding, seed)
+        return plain(self, prompts, group_size, decoding, seed, episodes)
 
     monkeypatch.setattr(HFSampler, "draw", draw)
     spec = write_spec(

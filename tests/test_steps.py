@@ -305,7 +305,7 @@ def test_an_arm_that_needs_steps_is_refused_where_none_are_judged(model: Path, t
     assert TASKS["gsm8k"].steps is None
     words = (
         r"^arm 'grpo_process' rewards each worked step, and task 'gsm8k' \(data.train.task\) can "
-        r"judge final answers alone; train on arithmetic, or take it out$"
+        r"judge final answers alone; train on arithmetic or arithmetic_dialogue, or take it out$"
     )
     for refuse in (make_plan, make_lock):
         with pytest.raises(InputError, match=words):

@@ -15,6 +15,7 @@ from harness.cost.flops import Generation, Lengths
 from harness.cost.shape import ModelShape
 from harness.errors import InputError
 from harness.ledger import convention, generation_from, shape_from, step_flops
+from harness.tasks import TASKS
 
 
 def check_flops(evidence: Evidence, design: Design) -> Iterator[Violation]:
@@ -116,13 +117,15 @@ def _lengths(
     rules: list[tuple[str, Any, Any, str]] = [
         ("prefill.sequences", step.spent.prompts - before.prompts, drawn.prefill.sequences,
          "prompts read are not the prompts charged"),
-        ("prefill.tokens", step.spent.prompt_tokens - before.prompt_tokens, drawn.prefill.tokens,
-         "prompt tokens read are not the prompt tokens charged"),
+        ("prefill.tokens", step.spent.prompt_tokens - before.prompt_tokens - drawn.given,
+         drawn.prefill.tokens, "prompt tokens read are not the prompt tokens charged"),
         ("sampled", step.spent.completion_tokens - before.completion_tokens, drawn.sampled,
          "tokens sampled are not the completion tokens charged"),
-        ("decoded", drawn.sampled - completions, drawn.decoded,
+        ("decoded", drawn.sampled + drawn.given - completions, drawn.decoded,
          "every token but each completion's last is fed back once"),
     ]  # fmt: skip
+    if TASKS[design.spec.data.train.task].environment is None:
+        rules.append(("given", 0, drawn.given, "no environment writes in this task"))
     for name, expected, found, why in rules:
         if expected != found:
             yield violation(
@@ -147,7 +150,7 @@ def _rewarded(
     """The reward model read every completion that was sampled, and its head every token."""
     record = step.lengths[_REWARDED]
     lengths = Lengths(**record["lengths"])
-    tokens = size * drawn.prefill.tokens + drawn.sampled
+    tokens = size * drawn.prefill.tokens + drawn.sampled + drawn.given
     for name, expected, found in (
         ("lengths.sequences", size * drawn.prefill.sequences, lengths.sequences),
         ("lengths.tokens", tokens, lengths.tokens),
@@ -166,6 +169,7 @@ def _squared(drawn: Generation, size: int) -> int:
     return (
         2 * drawn.contexts
         + drawn.sampled
+        + drawn.given
         + size * (drawn.prefill.squared + 2 * drawn.prefill.tokens)
     )
 
@@ -199,7 +203,7 @@ def _scored(
          head, dropped <= drawn.sampled - head <= dropped * limit),
     ]  # fmt: skip
     if not dropped:
-        tokens = size * drawn.prefill.tokens + drawn.sampled
+        tokens = size * drawn.prefill.tokens + drawn.sampled + drawn.given
         squared = _squared(drawn, size)
         rules += [
             ("lengths.tokens", tokens, lengths.tokens, lengths.tokens == tokens),

@@ -37,6 +37,7 @@ from harness.conformance.gradients import (
     check_zero_variance,
 )
 from harness.conformance.invariance import (
+    check_gaps,
     check_micro_batches,
     check_padding,
     check_row_order,
@@ -53,6 +54,7 @@ CHECKS: dict[str, Callable[[Arm], Verdict]] = {
     "knobs": check_knobs,
     "shapes": check_shapes,
     "padding": check_padding,
+    "gaps": check_gaps,
     "micro_batches": check_micro_batches,
     "row_order": check_row_order,
     "world_size": check_world_size,

@@ -1,4 +1,4 @@
-"""What must not change an update: padding, order of rows, how a minibatch is cut and spread."""
+"""What must not change an update: padding, gaps, order of rows, how it is cut and spread."""
 
 from __future__ import annotations
 
@@ -95,6 +95,55 @@ def widen(scene: Scene, columns: int) -> Scene:
     names = ("mask", "completion_ids", "step_ends", "top_ids", "top_logprobs")
     fields = {n: more(v) for n in names if (v := getattr(x, n)) is not None}
     return Scene(dataclasses.replace(x, **fields), scene.table, more(scene.values))
+
+
+GAPS = (0, 1, 4, 5, 7, 8, 9)  # where each token goes: two columns after the second, one more later
+
+
+def check_gaps(arm: Arm) -> Verdict:
+    """Text of an environment between the tokens changes the update of none of them.
+
+    Its columns hold junk, as padding does: an arm sees of it what models read, and nothing else.
+    """
+    scene = make_scene(arm)
+    x, clean = weigh(arm, scene.x), update(arm, scene)
+    apart = spread(scene)
+    bad = weigh(arm, apart.x)
+    gap = (bad.advantages[:, GAPS] - x.advantages).abs().max()
+    if not float(gap) <= TOLERANCE:
+        return failed(f"advantages move by {float(gap):.1e} when turns are apart")
+    recorded = top(scene.table, scene.x)
+    found = losses(
+        arm, bad, _spread(chosen(scene.table, scene.x)), apart.values,
+        None if recorded is None else _spread(recorded),
+    )  # fmt: skip
+    for name in ("gradient", "value_gradient"):
+        if name in found:
+            between = found[name].clone()
+            between[:, GAPS] = 0
+            if between.any():
+                return failed(f"{name} reaches what was not sampled")
+            found[name] = found[name][:, GAPS]
+    size, name = worst_gap(found, clean)
+    return within(TOLERANCE, size, f"largest gap with turns apart ({name})")
+
+
+def _spread(field: Tensor) -> Tensor:
+    width = (len(field), GAPS[-1] + 1, *field.shape[2:])
+    junk = math.nan if field.is_floating_point() else 0
+    wide = torch.full(width, junk, dtype=field.dtype, device=field.device)
+    wide[:, GAPS] = field
+    return wide
+
+
+def spread(scene: Scene) -> Scene:
+    """The scene with an environment's text between tokens, NaN where a number may be."""
+    x = change(scene.x, _spread)
+    names = ("mask", "completion_ids", "step_ends", "top_ids", "top_logprobs")
+    fields = {n: _spread(v) for n in names if (v := getattr(x, n)) is not None}
+    later = fields["mask"].flip(1).cumsum(1).flip(1) > 0
+    x = dataclasses.replace(x, **fields, given=~fields["mask"] & later)
+    return Scene(x, scene.table, _spread(scene.values))
 
 
 def check_micro_batches(arm: Arm) -> Verdict:

@@ -60,6 +60,8 @@ class Generation:
         decoded: those fed back; the last token of a completion is not.
         contexts: sum, over decoded tokens, of the positions each attends to (itself included).
         searched: tokens whose neighbours were looked for among all input embeddings.
+        given: tokens of completions that an environment wrote; fed and attended to like those that
+            were sampled, and none of them needs logits.
     """
 
     prefill: Lengths = Lengths()
@@ -67,6 +69,7 @@ class Generation:
     decoded: int = 0
     contexts: int = 0
     searched: int = 0
+    given: int = 0
 
     @classmethod
     def of(
@@ -76,15 +79,18 @@ class Generation:
         *,
         shared_by: int = 1,
         searched: int = 0,
+        given: int = 0,
     ) -> Generation:
         """The sums over rows of one sampling call.
 
         Args:
             prompts: prompt length of each row.
-            completions: completion length of each row, end of sequence included.
+            completions: completion length of each row, end of sequence included, and what an
+                environment wrote between its turns.
             shared_by: rows that share one read of their (equal, adjacent) prompt; 1 where the
                 sampler reads the prompt again for each completion, as transformers does.
             searched: tokens whose neighbours the call looked for.
+            given: of the completions' tokens, those that an environment wrote.
 
         Raises:
             ValueError: the two differ in number, or ``shared_by`` does not divide it.
@@ -97,7 +103,7 @@ class Generation:
         decoded = [max(c - 1, 0) for c in drawn]
         contexts = sum(p * d + d * (d + 1) // 2 for p, d in zip(starts, decoded, strict=True))
         prefill = Lengths.of(starts[::shared_by])
-        return cls(prefill, sum(drawn), sum(decoded), contexts, searched)
+        return cls(prefill, sum(drawn) - given, sum(decoded), contexts, searched, given)
 
     def __add__(self, other: Generation) -> Generation:
         return Generation(
@@ -106,6 +112,7 @@ class Generation:
             self.decoded + other.decoded,
             self.contexts + other.contexts,
             self.searched + other.searched,
+            self.given + other.given,
         )
 
 

@@ -85,11 +85,11 @@ class GAE(Advantage):
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
         assert values is not None
         rewards, values = zero_padding(rewards, mask), zero_padding(values, mask)
-        advantages = self._sum(rewards, values, self.policy_lambda(mask)) * mask
+        advantages = self._sum(rewards, values, self.policy_lambda(mask), mask) * mask
         targets = advantages
         if self.critic_lambda is not None:
             lambdas = torch.full_like(rewards[:, 0], self.critic_lambda)
-            targets = self._sum(rewards, values, lambdas) * mask
+            targets = self._sum(rewards, values, lambdas, mask) * mask
         return advantages, (targets + values) * mask
 
     def policy_lambda(self, mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B"]:
@@ -101,15 +101,20 @@ class GAE(Advantage):
         rewards: Float[Tensor, "B T"],
         values: Float[Tensor, "B T"],
         lambdas: Float[Tensor, "B"],
+        mask: Bool[Tensor, "B T"],
     ) -> Float[Tensor, "B T"]:
-        """The discounted sum of temporal differences."""
+        """The discounted sum of temporal differences from one sampled token to the next.
+
+        What an environment wrote between them is no action: it has no value and takes no time.
+        """
         decay = (self.gamma * lambdas).to(rewards)
         advantages = torch.zeros_like(rewards)
         next_value = next_advantage = torch.zeros_like(rewards[:, 0])
         for t in reversed(range(rewards.shape[1])):
             delta = rewards[:, t] + self.gamma * next_value - values[:, t]
             advantages[:, t] = delta + decay * next_advantage
-            next_value, next_advantage = values[:, t], advantages[:, t]
+            next_value = torch.where(mask[:, t], values[:, t], next_value)
+            next_advantage = torch.where(mask[:, t], advantages[:, t], next_advantage)
         return advantages
 
     def monte_carlo(
@@ -213,7 +218,7 @@ class ReturnToGo(Advantage):
         advantages = torch.zeros_like(rewards)
         later = torch.zeros_like(rewards[:, 0])
         for t in reversed(range(rewards.shape[1])):
-            later = rewards[:, t] + self.gamma * later
+            later = torch.where(mask[:, t], rewards[:, t] + self.gamma * later, later)
             advantages[:, t] = later
         return advantages * mask, None
 

@@ -159,7 +159,7 @@ class PrefixBudget(DivergenceMask):
 
     def weights(self, mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """w_t: from 1 at a completion's first token down to ``w_min`` at its last; 0 on padding."""
-        steps = torch.arange(mask.shape[1], device=mask.device, dtype=torch.float64)
+        steps = mask.cumsum(1, dtype=torch.float64) - 1  # counts sampled tokens, not places
         last = (mask.sum(1, keepdim=True) - 1).clamp(min=1)
         return (1 - (1 - self.w_min) * steps / last) * mask
 

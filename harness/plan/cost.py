@@ -127,7 +127,7 @@ def generation_of(
     prompts: PromptLengths, groups: float, size: int, completion: float
 ) -> Generation:
     """Sampling ``size`` completions of ``completion`` tokens for each of ``groups`` prompts."""
-    rows, decoded = groups * size, max(completion - 1, 0)
+    rows, decoded = groups * size, max(completion + prompts.given - 1, 0)
     return Generation(
         prefill=Lengths(
             round(groups), round(groups * prompts.mean), round(groups * prompts.square)
@@ -135,11 +135,13 @@ def generation_of(
         sampled=round(rows * completion),
         decoded=round(rows * decoded),
         contexts=round(rows * (prompts.mean * decoded + decoded * (decoded + 1) / 2)),
+        given=round(rows * prompts.given),
     )
 
 
 def lengths_of(prompts: PromptLengths, rows: float, completion: float) -> Lengths:
     """Whole sequences, as scoring and training read them."""
+    completion += prompts.given
     squared = prompts.square + 2 * prompts.mean * completion + completion**2
     return Lengths(round(rows), round(rows * (prompts.mean + completion)), round(rows * squared))
 
@@ -199,7 +201,7 @@ def step_amount(
     return Amount(
         prompts=groups,
         completions=drawn,
-        prompt_tokens=groups * prompts.mean,
+        prompt_tokens=groups * prompts.mean + drawn * prompts.given,
         completion_tokens=drawn * completion,
         updates=float(optimizer.epochs * min(optimizer.minibatches, rows)),
         flops=flops,
@@ -229,7 +231,7 @@ def evaluation_amount(
         total += Amount(
             prompts=float(count),
             completions=float(count * size),
-            prompt_tokens=count * prompts[split].mean,
+            prompt_tokens=count * (prompts[split].mean + size * prompts[split].given),
             completion_tokens=count * size * completion,
             flops={
                 "policy/generate": generate(policy, drawing, rule),

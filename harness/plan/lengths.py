@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
-from harness.data import prompt_set
+from harness.data import prompt_set, splits
 from harness.errors import InputError
 from harness.plan.cards import Architecture
 from harness.spec.schema import ExperimentSpec
+from harness.tasks import TASKS
 from harness.tasks.loading import LoadedSplit
 from harness.tasks.prompts import prompt_from_spec
 
@@ -28,6 +29,7 @@ class PromptLengths:
         longest: the longest.
         counted: by the model's tokenizer; False for an estimate from characters.
         over_limit: prompts estimated to be longer than ``data.max_prompt_tokens``.
+        given: mean of what an environment shows after the first turn, at most.
     """
 
     mean: float
@@ -35,6 +37,7 @@ class PromptLengths:
     longest: int
     counted: bool
     over_limit: int = 0
+    given: float = 0.0
 
     @classmethod
     def of(cls, lengths: Sequence[int], limit: int, *, counted: bool) -> PromptLengths:
@@ -88,7 +91,12 @@ def prompt_lengths(
             prompt = prompt_from_spec(spec.data.prompt, chat=spec.data.chat_template)
             texts = [prompt.render(p.question) for p in data.problems]
             lengths = [math.ceil(len(text) / CHARACTERS_PER_TOKEN) for text in texts]
-        found[name] = PromptLengths.of(lengths, limit, counted=model.tokenizer is not None)
+        known = PromptLengths.of(lengths, limit, counted=model.tokenizer is not None)
+        environment = TASKS[splits(spec)[name].task].environment
+        if environment is not None:
+            room = sum(environment.room(p) for p in data.problems)
+            known = replace(known, given=room / len(data.problems))
+        found[name] = known
     return found
 
 
@@ -96,9 +104,10 @@ def assumed_completion(spec: ExperimentSpec, model: Architecture) -> CompletionL
     """The mean completion length where no run of this experiment has measured it."""
     limit = spec.sampling.max_new_tokens
     if model.recipe is not None and spec.data.train.task in spec.model.name:  # what it was shown
-        drawn = islice(model.recipe.demonstrations(spec.model.seed), DEMONSTRATIONS)
+        drawn = islice(model.recipe.episodes(spec.model.seed), DEMONSTRATIONS)
         tokenizer = model.recipe.tokenizer()
-        lengths = [len(tokenizer(text)["input_ids"]) + 1 for _, text in drawn]  # and the end
+        ends = 1  # of each turn
+        lengths = [len(tokenizer(text)["input_ids"]) + ends for turns in drawn for _, text in turns]
         mean = sum(lengths) / DEMONSTRATIONS
         tokens = min(limit, max(1, round(mean)))
         return CompletionLength(tokens, "the mean of the warm start's demonstrations")

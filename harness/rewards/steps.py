@@ -1,7 +1,8 @@
-"""Worked steps of completions: at which token each ends, and whether it is right.
+"""Steps of completions: at which token each ends, and whether it is right.
 
 For arms that reward steps (process supervision). The task splits and judges the text
-(``TaskSource.steps``); this file finds the tokens, and refuses tasks that cannot judge steps.
+(``TaskSource.steps``); this file finds the tokens, and refuses tasks that cannot judge steps. In an
+environment the turns are the steps, and it has scored them.
 """
 
 from __future__ import annotations
@@ -34,18 +35,26 @@ def step_grader(spec: ExperimentSpec, arm: Arm) -> StepGrader | None:
         InputError: steps of a task are needed that cannot judge them.
     """
     task = TASKS.get(spec.data.train.task)
-    if arm.advantage is None or task is None:  # it learns from pairs; or is refused elsewhere
+    if task is None or not steps_needed(spec, arm):  # an unknown task is refused elsewhere
         return None
-    if not arm.advantage.needs_steps and spec.reward.dense is None:
-        return None
+    assert arm.advantage is not None
+    if task.environment is not None:
+        return None  # which scores its turns itself
     if task.steps is None:
         who = f"arm {arm.name!r}" if arm.advantage.needs_steps else "reward.dense"
-        able = " or ".join(sorted(name for name, t in TASKS.items() if t.steps is not None))
+        able = " or ".join(sorted(name for name, t in TASKS.items() if t.steps or t.environment))
         raise InputError(
             f"{who} rewards each worked step, and task {task.name!r} (data.train.task) "
             f"can judge final answers alone; train on {able}, or take it out"
         )
     return task.steps
+
+
+def steps_needed(spec: ExperimentSpec, arm: Arm) -> bool:
+    """Whether the arm or a dense reward asks for scores along the way; not of given pairs."""
+    if arm.advantage is None:
+        return False
+    return arm.advantage.needs_steps or spec.reward.dense is not None
 
 
 @dataclass(frozen=True)
@@ -87,14 +96,7 @@ class StepJudge:
             self.of_tokens(self.problems[i].question, ids[:n])
             for i, ids, n in zip(indices, drawn.completion_ids.tolist(), lengths, strict=True)
         ]
-        if self.placebo:
-            found = (_sums_of_others if self.paid else _of_others)(found, seed)
-        ends = torch.zeros(drawn.mask.shape, dtype=torch.bool)
-        scores = torch.zeros(drawn.mask.shape)
-        for row, steps in enumerate(found):
-            for token, score in steps.items():
-                ends[row, token], scores[row, token] = True, score
-        return Steps(ends.to(drawn.mask.device), scores.to(drawn.mask.device))
+        return _placed(found, drawn, seed if self.placebo else None, self.paid)
 
     def of_tokens(self, question: str, ids: Sequence[int]) -> dict[int, float]:
         """A completion's steps: index of the token that ends each -> its score.
@@ -136,6 +138,51 @@ class StepJudge:
     def _text(self, ids: Sequence[int]) -> str:
         text = self.tokenizer.decode(list(ids), skip_special_tokens=True)
         return text if isinstance(text, str) else "".join(text)
+
+
+@dataclass(frozen=True)
+class TurnJudge:
+    """The turns of episodes as steps, with the environment's scores; fields as of ``StepJudge``."""
+
+    placebo: bool = False
+    paid: bool = False
+
+    def __call__(self, indices: list[int], drawn: Drawn, seed: int) -> Steps:
+        """The turns of the completions drawn for the problems at ``indices``."""
+        assert drawn.turns is not None
+        return _placed(list(drawn.turns), drawn, seed if self.placebo else None, self.paid)
+
+
+def make_step_judge(
+    spec: ExperimentSpec,
+    arm: Arm,
+    problems: Sequence[Problem],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    placebo: bool,
+) -> StepJudge | TurnJudge | None:
+    """What scores the training task's steps or turns, where they are needed; else None.
+
+    Raises:
+        InputError: steps of a task are needed that cannot judge them.
+    """
+    paid = spec.reward.dense is not None
+    grader = step_grader(spec, arm)
+    if grader is not None:
+        return StepJudge(grader, problems, tokenizer, placebo=placebo, paid=paid)
+    return TurnJudge(placebo, paid) if steps_needed(spec, arm) else None
+
+
+def _placed(found: list[dict[int, float]], drawn: Drawn, blind: int | None, paid: bool) -> Steps:
+    """Steps as tensors; ``blind``: the seed by which others' scores are taken, for a placebo."""
+    if blind is not None:
+        found = (_sums_of_others if paid else _of_others)(found, blind)
+    ends = torch.zeros(drawn.mask.shape, dtype=torch.bool)
+    scores = torch.zeros(drawn.mask.shape)
+    for row, steps in enumerate(found):
+        for token, score in steps.items():
+            ends[row, token], scores[row, token] = True, score
+    return Steps(ends.to(drawn.mask.device), scores.to(drawn.mask.device))
 
 
 def steps_record(x: Rollout) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
+from harness.samplers.dialogue import Dialogues, Episodes
 from harness.samplers.mixer import Mixer
 from harness.samplers.sampler import Decoding, Drawn, left_pad, uniforms
 
@@ -40,14 +41,29 @@ class HFSampler:
 
     @torch.no_grad()
     def draw(
-        self, prompts: Sequence[Sequence[int]], group_size: int, decoding: Decoding, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        group_size: int,
+        decoding: Decoding,
+        seed: int,
+        episodes: Episodes | None = None,
     ) -> Drawn:
-        """Draw ``group_size`` completions of each prompt."""
+        """Draw ``group_size`` completions of each prompt.
+
+        ``episodes``: an environment that answers each turn, and the prompts' problems. The length
+        limit is on what is sampled, over all turns together.
+        """
+        dialogues = episodes and Dialogues(episodes, group_size, self.tokenizer)
         with _cached(self.model):
-            return self._draw(prompts, group_size, decoding, seed)
+            return self._draw(prompts, group_size, decoding, seed, dialogues)
 
     def _draw(
-        self, prompts: Sequence[Sequence[int]], group_size: int, decoding: Decoding, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        group_size: int,
+        decoding: Decoding,
+        seed: int,
+        dialogues: Dialogues | None,
     ) -> Drawn:
         device = next(self.model.parameters()).device
         pad = int(self.tokenizer.pad_token_id)  # type: ignore[arg-type]
@@ -70,13 +86,20 @@ class HFSampler:
                     self.eos.to(device),
                     self._stops(decoding),
                     mixer and mixer.part(completions),
+                    dialogues,
+                    start * group_size,
                 )
             )
         found = Decoded(*(torch.cat(values) for values in zip(*parts, strict=True)))
         length = found.lengths
         width = max(int(length.max()), 1)
-        completion_mask = torch.arange(width, device=device)[None] < length[:, None]
-        completion_ids = found.tokens[:, :width].masked_fill(~completion_mask, pad)
+        present = torch.arange(width, device=device)[None] < length[:, None]
+        given = found.given[:, :width] & present
+        completion_mask = present & ~given
+        completion_ids = found.tokens[:, :width].masked_fill(~present, pad)
+        ids_by_row = [
+            row[:n] for row, n in zip(completion_ids.tolist(), length.tolist(), strict=True)
+        ]
         return Drawn(
             prompt_ids=ids.to(device).repeat_interleave(group_size, 0),
             prompt_mask=mask.to(device).repeat_interleave(group_size, 0),
@@ -84,17 +107,29 @@ class HFSampler:
             mask=completion_mask,
             finished=found.finished,
             logprobs=found.logprobs[:, :width].masked_fill(~completion_mask, 0.0),
-            texts=tuple(
-                self._text(row, m)
-                for row, m in zip(completion_ids.tolist(), length.tolist(), strict=True)
-            ),
+            **self._spelt(ids_by_row, given, dialogues),
             **_top(found, completion_mask, decoding),
             mixed_ids=mixer and mixer.ids[:, :width],
             mixed_weights=mixer and mixer.weights[:, :width],
         )
 
-    def _text(self, ids: list[int], length: int) -> str:
-        text = self.tokenizer.decode(ids[:length], skip_special_tokens=True)
+    def _spelt(
+        self, rows: list[list[int]], given: Tensor, dialogues: Dialogues | None
+    ) -> dict[str, Any]:
+        """The completions as text and, where they are episodes, their turns."""
+        if dialogues is None:
+            return {"texts": tuple(self._text(ids) for ids in rows)}
+        for row, ids in enumerate(rows):
+            dialogues.close(row, ids)
+        return {
+            "texts": tuple(map(dialogues.answer, range(len(rows)))),
+            "transcripts": tuple(map(dialogues.transcript, range(len(rows)))),
+            "turns": tuple(dialogues.turns),
+            "given": given,
+        }
+
+    def _text(self, ids: list[int]) -> str:
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text if isinstance(text, str) else "".join(text)
 
     def _stops(self, decoding: Decoding) -> Any:
@@ -123,17 +158,18 @@ def _cached(model: nn.Module) -> Iterator[None]:
 
 
 class Decoded(NamedTuple):
-    """What decoding gives, a row for each completion, as long as the limit."""
+    """What decoding gives, a row for each completion, as long as it may be."""
 
     tokens: Int[Tensor, "B L"]
     logprobs: Float[Tensor, "B L"]
+    given: Bool[Tensor, "B L"]  # True where an environment wrote
     lengths: Int[Tensor, "B"]
     finished: Bool[Tensor, "B"]  # ended by itself
     top_ids: Int[Tensor, "B L K"]
     top_logprobs: Float[Tensor, "B L K"]
 
 
-def _top(found: Decoded, mask: Tensor, decoding: Decoding) -> dict[str, Tensor]:
+def _top(found: Decoded, mask: Tensor, decoding: Decoding) -> dict[str, Any]:
     """The recorded top tokens, where they were asked for."""
     if not decoding.record_top:
         return {}
@@ -157,16 +193,23 @@ def _decode(
     eos: Tensor,
     stopped: Any,
     mixer: Mixer | None,
+    dialogues: Dialogues | None,
+    first_row: int,
 ) -> Decoded:
     """Completions of each prompt.
 
-    Rows that have ended leave the batch once half of it has, which changes no other row.
+    Rows that have ended leave the batch once half of it has, which changes no other row. What an
+    environment writes is fed token by token, as is what was sampled.
     """
     rows = len(ids) * group_size
     limit = decoding.max_new_tokens
-    tokens = torch.zeros((rows, limit), dtype=torch.long, device=ids.device)
-    logprobs = torch.zeros((rows, limit), device=ids.device)
-    lengths = torch.full((rows,), limit, device=ids.device)
+    width = limit + (dialogues.room if dialogues else 0)
+    tokens = torch.zeros((rows, width), dtype=torch.long, device=ids.device)
+    logprobs = torch.zeros((rows, width), device=ids.device)
+    given = torch.zeros((rows, width), dtype=torch.bool, device=ids.device)
+    sampled = torch.zeros(rows, dtype=torch.long, device=ids.device)  # so far
+    lengths = torch.full((rows,), width, device=ids.device)
+    over = torch.zeros(rows, dtype=torch.bool, device=ids.device)
     finished = torch.zeros(rows, dtype=torch.bool, device=ids.device)
     position = mask.long().cumsum(1).sub(1).clamp(min=0)
     out: Any = model(
@@ -182,11 +225,14 @@ def _decode(
     mask = mask.long().repeat_interleave(group_size, 0)
     next_position = position[:, -1:].repeat_interleave(group_size, 0) + 1
     top = min(decoding.record_top, logits.shape[1])
-    top_ids = torch.zeros((rows, limit, top), dtype=torch.long, device=ids.device)
-    top_logprobs = torch.zeros((rows, limit, top), device=ids.device)
+    top_ids = torch.zeros((rows, width, top), dtype=torch.long, device=ids.device)
+    top_logprobs = torch.zeros((rows, width, top), device=ids.device)
     alive = torch.arange(rows, device=ids.device)
-    for t in range(limit):
-        token, full = _choose(logits, chance[alive, t], decoding)
+    for t in range(width):
+        told = given[alive, t]
+        token, full = _choose(logits, chance[alive, sampled[alive].clamp(max=limit - 1)], decoding)
+        token = torch.where(told, tokens[alive, t], token)
+        sampled[alive] += ~told
         tokens[alive, t] = token
         logprobs[alive, t] = full.gather(1, token[:, None]).squeeze(1)
         if top:
@@ -194,11 +240,15 @@ def _decode(
         ended = torch.isin(token, eos)
         if stopped is not None:
             ended |= stopped(tokens[alive, max(0, t + 1 - STOP_WINDOW) : t + 1])
-        ended &= ~finished[alive]  # a row that has ended keeps its length
-        lengths[alive[ended]] = t + 1
+        ended &= ~over[alive] & ~told  # a row that is over keeps its length
+        if dialogues is not None:
+            ended = _answered(ended, alive, t, tokens, given, dialogues, first_row)
+        last = ended | (~over[alive] & ~told & (sampled[alive] == limit))
+        lengths[alive[last]] = t + 1
+        over[alive[last]] = True
         finished[alive[ended]] = True
-        going = ~finished[alive]
-        if t + 1 == limit or not going.any():
+        going = ~over[alive]
+        if not going.any():
             break
         if mixer is not None:
             mixer.mix(alive[going], t, logits[going])
@@ -217,7 +267,32 @@ def _decode(
         )
         next_position = next_position + 1
         cache, logits = out.past_key_values, out.logits[:, -1]
-    return Decoded(tokens, logprobs, lengths, finished, top_ids, top_logprobs)
+    return Decoded(tokens, logprobs, given, lengths, finished, top_ids, top_logprobs)
+
+
+def _answered(
+    ended: Bool[Tensor, "N"],
+    alive: Int[Tensor, "N"],
+    t: int,
+    tokens: Int[Tensor, "B L"],
+    given: Bool[Tensor, "B L"],
+    dialogues: Dialogues,
+    first_row: int,
+) -> Bool[Tensor, "N"]:
+    """The rows whose episode has ended, of those whose turn has; the others get their answer.
+
+    A row at its length limit is answered too, but has nothing left to go on with: it is cut.
+    """
+    done = ended.clone()
+    for at in ended.nonzero().squeeze(1).tolist():
+        row = int(alive[at])
+        reply = dialogues.reply(first_row + row, tokens[row, : t + 1].tolist())
+        if reply is not None:
+            done[at] = False
+            places = slice(t + 1, t + 1 + len(reply))
+            tokens[row, places] = torch.tensor(reply, device=tokens.device)
+            given[row, places] = True
+    return done
 
 
 def _choose(logits: Tensor, chance: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:

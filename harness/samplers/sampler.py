@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from harness.parts.mixing import NeighbourMixing
+from harness.samplers.dialogue import Episodes
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,16 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Completions of a batch of prompts; a group's rows are adjacent."""
+    """Completions of a batch of prompts; a group's rows are adjacent.
+
+    Where an environment answers the turns, ``texts`` are those of last turns, and empty where the
+    last turn was not reached: what verdicts are on.
+    """
 
     prompt_ids: Int[Tensor, "B S"]
     prompt_mask: Bool[Tensor, "B S"]
     completion_ids: Int[Tensor, "B T"]
-    mask: Bool[Tensor, "B T"]
+    mask: Bool[Tensor, "B T"]  # True on sampled tokens
     finished: Bool[Tensor, "B"]
     logprobs: Float[Tensor, "B T"]  # at the temperature, before top-p
     texts: tuple[str, ...]
@@ -46,6 +51,14 @@ class Drawn:
     top_logprobs: Float[Tensor, "B T K"] | None = None  # as ``logprobs``; both 0 on padding
     mixed_ids: Int[Tensor, "B T K"] | None = None  # mixed and fed in place of token t
     mixed_weights: Float[Tensor, "B T K"] | None = None  # 0 where token t itself was fed
+    given: Bool[Tensor, "B T"] | None = None  # True on what an environment wrote
+    turns: tuple[dict[int, float], ...] | None = None  # by row: token that ends a turn -> its score
+    transcripts: tuple[str, ...] | None = None  # whole episodes, to be read
+
+    @property
+    def present(self) -> Bool[Tensor, "B T"]:
+        """Where there is a token at all, sampled or given."""
+        return self.mask if self.given is None else self.mask | self.given
 
     @property
     def searched(self) -> int:
@@ -59,7 +72,12 @@ class Sampler(Protocol):
     """An engine. The same seed, weights and prompts give the same completions."""
 
     def draw(
-        self, prompts: Sequence[Sequence[int]], group_size: int, decoding: Decoding, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        group_size: int,
+        decoding: Decoding,
+        seed: int,
+        episodes: Episodes | None = None,
     ) -> Drawn: ...
 
     def load(self, model: nn.Module) -> None:

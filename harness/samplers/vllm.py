@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from harness.errors import CellError, InputError
 from harness.identity import stream_seed
 from harness.models import Base, Policy, scored
+from harness.samplers.dialogue import Episodes
 from harness.samplers.hf import HFSampler
 from harness.samplers.sampler import Decoding, Drawn, left_pad
 from harness.spec.schema import ExperimentSpec
@@ -148,9 +149,14 @@ class VLLMSampler:
     # -- drawing ------------------------------------------------------------------------------
 
     def draw(
-        self, prompts: Sequence[Sequence[int]], group_size: int, decoding: Decoding, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        group_size: int,
+        decoding: Decoding,
+        seed: int,
+        episodes: Episodes | None = None,
     ) -> Drawn:
-        """Draw ``group_size`` completions of each prompt.
+        """Draw ``group_size`` completions of each prompt, of one turn.
 
         With top-p below 1 the log-probs are the trained model's, because vLLM's are of the
         truncated distribution.
@@ -160,6 +166,7 @@ class VLLMSampler:
                 "the arm compares top-K log-probs, and with sampling.top_p below 1 vLLM gives "
                 "those of the truncated distribution; set top_p: 1"
             )
+        assert episodes is None, "check_engine refuses them"
         self._forget_prefixes()
         rows = [list(prompt) for prompt in prompts for _ in range(group_size)]
         outputs = self.llm.generate(
@@ -219,7 +226,7 @@ class VLLMSampler:
         )
 
 
-def top_tokens(found: list[Any], width: int, top: int, device: torch.device) -> dict[str, Tensor]:
+def top_tokens(found: list[Any], width: int, top: int, device: torch.device) -> dict[str, Any]:
     """The ``top`` likeliest tokens of each position, or all where the vocabulary has fewer.
 
     The engine adds the sampled token to them, with its rank among all.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.tasks import reasoning_gym, reviews
+from harness.tasks import dialogue, reasoning_gym, reviews
 from harness.tasks.arithmetic import ArithmeticSteps
 from harness.tasks.contests import AIME24, AIME25, AIME26, AMC23
 from harness.tasks.gsm8k import GSM8K
@@ -23,6 +23,12 @@ def _arithmetic(split: str, *, seed: int, limit: int | None, **options: Any) -> 
 
 TASKS: dict[str, TaskSource] = {
     "arithmetic": TaskSource("arithmetic", _ENDLESS, generate=_arithmetic, steps=ArithmeticSteps()),
+    "arithmetic_dialogue": TaskSource(
+        "arithmetic_dialogue",
+        _ENDLESS,
+        generate=dialogue.load,
+        environment=dialogue.ArithmeticDialogue(),
+    ),
     "reviews": TaskSource("reviews", _ENDLESS, generate=reviews.load),
     "reasoning_gym": TaskSource("reasoning_gym", _ENDLESS, generate=reasoning_gym.load),
     "gsm8k": GSM8K,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.tasks.task import Problem, StepGrader
+from harness.tasks.task import Environment, Problem, StepGrader
 
 Row = Mapping[str, Any]
 Part = Literal["all", "train", "validation"]
@@ -75,6 +75,7 @@ class TaskSource:
         not_for_training: ids left out of ``train`` and ``validation``, and why.
         validation_size: problems held out of the training file for ``validation``.
         steps: judges the steps of a worked completion; None where only answers can be graded.
+        environment: answers the policy's turns and scores them; None where there is one turn.
     """
 
     name: str
@@ -84,6 +85,7 @@ class TaskSource:
     not_for_training: Mapping[str, str] = field(default_factory=dict)
     validation_size: int = 500
     steps: StepGrader | None = None
+    environment: Environment | None = None
 
     @property
     def procedural(self) -> bool:

@@ -52,6 +52,44 @@ class StepGrader(Protocol):
         ...
 
 
+class Environment(Protocol):
+    """What a task declares whose problems take several turns.
+
+    Its answers are a function of the problem and of what the policy has written, so that an
+    episode can be played again from its texts. What it shows stands between the policy's turns, as
+    text that the policy reads and did not sample.
+    """
+
+    @property
+    def version(self) -> int:
+        """Raised when it would show or pay something else."""
+        ...
+
+    def reset(self, problem: Problem) -> str:
+        """What the first turn is asked; the prompt template is filled with it."""
+        ...
+
+    def turns(self, problem: Problem) -> int:
+        """How many turns an episode has, unless it ends before."""
+        ...
+
+    def room(self, problem: Problem) -> int:
+        """The most characters that it shows after the first turn, all turns together."""
+        ...
+
+    def step(self, problem: Problem, texts: Sequence[str]) -> tuple[str | None, float]:
+        """Answer a turn that the policy has ended by itself.
+
+        Args:
+            problem: the problem.
+            texts: what the policy has written, a text for each turn, the one to answer last.
+
+        Returns:
+            What it shows next, or None at the end of the episode; and the turn's score in [0, 1].
+        """
+        ...
+
+
 def problems_sha256(problems: Sequence[Problem]) -> str:
     """Content hash of problems in their order: ids, questions and answers."""
     digest = hashlib.sha256()
