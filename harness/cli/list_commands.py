@@ -117,6 +117,7 @@ def _tasks(plugins: list[Path]) -> list[dict[str, Any]]:
     root = data_root()
     rows = []
     for task in TASKS.values():
+        more = "and steps" if task.steps else "and turns" if task.environment else ""
         for split, info in task.splits.items():
             path = getattr(info, "path", None)
             here = bool(path and root and (root / path).is_file())
@@ -124,7 +125,7 @@ def _tasks(plugins: list[Path]) -> list[dict[str, Any]]:
                 "task": task.name, "split": split, "problems": info.size,
                 "file": str(path) if path else None,
                 "here": "generated" if task.procedural else ("yes" if here else "no"),
-                "judges": "answers and steps" if task.steps else "answers",
+                "judges": f"answers {more}".strip(),
             })  # fmt: skip
     return rows
 
