@@ -343,7 +343,7 @@ def test_prompts_and_budget_are_those_of_a_loop_of_ours(sound: Path, arm: str):
     assert rates == [s["effective"]["learning_rate"] for s in mine]
     assert 0 < rates[0] < rates[1]
     assert rates[3] < rates[2]  # warmed up, then along the cosine
-    assert {len(s["lengths"]["policy/generate"]) for s in its} == {5}
+    assert {len(s["lengths"]["policy/generate"]) for s in its} == {6}
     assert its[0]["kl_to_reference"] == pytest.approx(0, abs=1e-5)
     assert its[3]["kl_to_reference"] > 1e-4
     moved = weights(sound, arm) - start(sound)
