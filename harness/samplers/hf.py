@@ -211,19 +211,8 @@ def _decode(
     lengths = torch.full((rows,), width, device=ids.device)
     over = torch.zeros(rows, dtype=torch.bool, device=ids.device)
     finished = torch.zeros(rows, dtype=torch.bool, device=ids.device)
-    position = mask.long().cumsum(1).sub(1).clamp(min=0)
-    out: Any = model(
-        input_ids=ids,
-        attention_mask=mask.long(),
-        position_ids=position,
-        past_key_values=DynamicCache(),
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    cache, logits = out.past_key_values, out.logits[:, -1].repeat_interleave(group_size, 0)
-    cache.batch_repeat_interleave(group_size)
+    cache, logits, next_position = _read_prompts(model, ids, mask, group_size)
     mask = mask.long().repeat_interleave(group_size, 0)
-    next_position = position[:, -1:].repeat_interleave(group_size, 0) + 1
     top = min(decoding.record_top, logits.shape[1])
     top_ids = torch.zeros((rows, width, top), dtype=torch.long, device=ids.device)
     top_logprobs = torch.zeros((rows, width, top), device=ids.device)
@@ -268,6 +257,24 @@ def _decode(
         next_position = next_position + 1
         cache, logits = out.past_key_values, out.logits[:, -1]
     return Decoded(tokens, logprobs, given, lengths, finished, top_ids, top_logprobs)
+
+
+def _read_prompts(
+    model: nn.Module, ids: Tensor, mask: Tensor, group_size: int
+) -> tuple[Any, Float[Tensor, "B V"], Int[Tensor, "B 1"]]:
+    """Each prompt once: its cache, the next token's logits and its position, for every row."""
+    position = mask.long().cumsum(1).sub(1).clamp(min=0)
+    out: Any = model(
+        input_ids=ids,
+        attention_mask=mask.long(),
+        position_ids=position,
+        past_key_values=DynamicCache(),
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    cache, logits = out.past_key_values, out.logits[:, -1].repeat_interleave(group_size, 0)
+    cache.batch_repeat_interleave(group_size)
+    return cache, logits, position[:, -1:].repeat_interleave(group_size, 0) + 1
 
 
 def _answered(
