@@ -283,6 +283,9 @@ PLANTS: dict[str, tuple[Plant, str, str, str]] = {
         steps(GRPO0, more_tokens), "flops", GRPO0, "lengths.policy/generate.sampled"),
     "one per cent more tokens, and FLOPs to fit": (
         steps(GRPO0, more_tokens_everywhere), "flops", GRPO0, "lengths.policy/score"),
+    "text of an environment in a task that has none": (
+        steps(GRPO0, lambda lines: lines[-1]["lengths"]["policy/generate"].update(given=3)),
+        "flops", GRPO0, "lengths.policy/generate.given"),
     "tokens that are no sum": (
         steps(GRPO0, put("-1/spent/tokens", lambda n: n + 1)), "budget", GRPO0, "spent.tokens"),
     "fewer FLOPs for the same lengths": (
