@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.report.content import compose
 from harness.report.exploratory import marked
-from harness.report.frontier import frontier_tables, frontiers
+from harness.report.frontier import frontiers
 from harness.report.frontier_plots import frontier_plots
 from harness.report.html import to_html
 from harness.report.load import Experiment, load_experiment
@@ -22,6 +22,7 @@ from harness.report.table_checkpoints import checkpoints_table
 from harness.report.table_curves import crossover_table, sigmoid_table
 from harness.report.table_design import design_tables
 from harness.report.table_exchange import exchange_table
+from harness.report.table_frontier import frontier_tables
 from harness.report.table_ladder import ladder_tables
 from harness.report.table_machine import machine_tables
 from harness.report.table_scores import score_tables

@@ -8,13 +8,14 @@ from typing import Any
 
 from harness.errors import counted
 from harness.report.exploratory import amendment_sentences
-from harness.report.frontier import FRONTIER, frontiers, over_optimisation
+from harness.report.frontier import FRONTIER, frontiers
 from harness.report.load import Cell, Experiment
 from harness.report.notices import notices, summary
 from harness.report.plots import Plot
 from harness.report.samples import Comparison
 from harness.report.scores import TestScores
 from harness.report.table_checkpoints import selected_checkpoints
+from harness.report.table_frontier import over_optimisation
 from harness.report.table_ladder import ladder_sentences
 from harness.report.table_tuning import effort_sentence
 from harness.report.table_verdict import verdict_sentences

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.errors import counted
 from harness.report.content import Block, Facts, Section, Text, Warnings, facts
-from harness.report.frontier import Frontier, frontier_tables, frontiers, over_optimisation
+from harness.report.frontier import Frontier, frontiers
 from harness.report.frontier_plots import frontier_plots
 from harness.report.html import to_html
 from harness.report.load import Experiment
@@ -17,6 +17,7 @@ from harness.report.plots import Plot
 from harness.report.sweep_load import SweepResults, load_sweep_results
 from harness.report.sweep_plots import sweep_plots
 from harness.report.sweep_tables import cases_table, change_table, metric_tables
+from harness.report.table_frontier import frontier_tables, over_optimisation
 from harness.report.tables import Table
 from harness.stats.effects import smallest_p
 from harness.store import write_bytes, write_text
