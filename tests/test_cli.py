@@ -20,7 +20,8 @@ from harness.cli import main, show
 from harness.errors import BAD_INPUT
 
 COMMANDS = ["list", "validate", "plan", "run", "amend", "status", "audit", "report", "evaluate",
-            "grade", "metrics", "reward-model", "doctor", "diff", "conformance"]  # fmt: skip
+            "compare", "grade", "metrics", "reward-model", "doctor", "diff",
+            "conformance"]  # fmt: skip
 Run = Callable[..., tuple[int, str, str]]
 
 

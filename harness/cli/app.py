@@ -10,6 +10,7 @@ import typer
 
 from harness.cli import (
     arm_commands,
+    compare,
     data_commands,
     experiment_commands,
     list_commands,
@@ -28,6 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 experiment_commands.register(app)
+compare.register(app)
 list_commands.register(app)
 arm_commands.register(app)
 data_commands.register(app)

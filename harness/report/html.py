@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 from html import escape
 
@@ -25,7 +26,10 @@ from harness.report.stylesheet import CSS
 from harness.report.tables import Table
 
 _LONG = 16  # rows from which a table scrolls in its own box
+_INTERVAL = re.compile(r"\[[^\[\]]*\]")
 _SHORT = 24  # characters up to which a cell keeps to one line
+_DENSE = 10  # columns from which they stand closer
+_PHRASE, _PROSE = 32, 60  # from which it needs room to be read
 
 
 def to_html(experiment: Experiment, sections: Sequence[Section], head: Facts | None = None) -> str:
@@ -132,6 +136,7 @@ def _table(table: Table) -> str:
     head = "".join(_head(table, place) for place in range(len(table.columns)))
     rows = "\n".join(f"<tr>{_cells(table, place)}</tr>" for place in range(len(table.rows)))
     long = " long" if len(table.rows) > _LONG else ""
+    dense = ' class="dense"' if len(table.columns) >= _DENSE else ""
     title = escape(table.title)
     links = " ".join(
         f'<a href="tables/{table.name}.{kind}">{kind.upper()}</a>' for kind in ("csv", "md", "tex")
@@ -141,7 +146,7 @@ def _table(table: Table) -> str:
         f'<p class="title" id="title-{table.name}">{title}</p>\n'
         f'<div class="scroll{long}" tabindex="0" role="region" '
         f'aria-labelledby="title-{table.name}">\n'
-        f'<table aria-labelledby="title-{table.name}">\n<thead><tr>{head}</tr></thead>\n'
+        f'<table{dense} aria-labelledby="title-{table.name}">\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{rows}\n</tbody>\n</table>\n</div>\n"
         f'<p class="note">{escape(table.note)} <span class="files">{links}</span></p>\n'
         f"{_sources(table)}</div>"
@@ -162,10 +167,21 @@ def _cells(table: Table, row: int) -> str:
         else:
             kinds = [] if place < table.labels else ["number"]
             kinds += ["differs"] if text.startswith("≠") else []
-            kinds += ["short"] if place < table.labels and len(text) <= _SHORT else []
+            kinds += _width(text) if place < table.labels else []
             kind = f' class="{" ".join(kinds)}"' if kinds else ""
+            if place >= table.labels:  # an interval may go to the next line, but never breaks
+                shown = _INTERVAL.sub(r'<span class="word">\g<0></span>', shown)
             found.append(f"<td{kind}>{shown}</td>")
     return "".join(found)
+
+
+def _width(text: str) -> list[str]:
+    """The class of a label by its length: short ones keep to one line, long ones get room."""
+    if len(text) <= _SHORT:
+        return ["short"] if " " in text else ["short", "word"]
+    if len(text) < _PHRASE:
+        return []
+    return ["prose"] if len(text) >= _PROSE else ["phrase"]
 
 
 def _sources(table: Table) -> str:

@@ -34,7 +34,7 @@ p { max-width: 48rem; }
 .badge.yes { color: #00674f; background: #e3f5ef; }
 .badge.no { color: #9c2a00; background: #fdeae2; }
 .badge.unknown { color: #444; background: #eee; }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr));
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr));
   gap: .1rem 1.6rem; margin: 0 0 1rem; }
 .facts div { display: flex; gap: .6rem; padding: .2rem 0; border-bottom: 1px solid var(--rule);
   min-width: 0; }
@@ -51,6 +51,9 @@ nav ul { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin: 0; padding: 
 .long { max-height: 34rem; overflow-y: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .88rem;
   font-variant-numeric: tabular-nums; }
+.dense { font-size: .8rem; }
+.dense th, .dense td { padding: .3rem .45rem; }
+.dense .short:not(.word) { white-space: normal; }
 .title { margin: 0 0 .4rem; font-weight: 600; }
 th, td { padding: .3rem .7rem; text-align: left; vertical-align: top;
   border-top: 1px solid var(--rule); }
@@ -58,6 +61,9 @@ thead th { background: var(--panel); position: sticky; top: 0; z-index: 1; verti
 tbody th { font-weight: 500; }
 td.number, th.number { text-align: right; white-space: nowrap; }
 .short, thead th { white-space: nowrap; }
+thead th.number { white-space: normal; }
+.phrase { min-width: 11rem; }
+.prose { min-width: 17rem; }
 td.differs { background: var(--differs); }
 tbody tr:hover > * { background: var(--panel); }
 .note { margin: .5rem 0 0; color: var(--soft); font-size: .88rem; }
@@ -88,12 +94,16 @@ pre { margin: 0 0 .5rem; max-height: 18rem; overflow: auto; white-space: pre-wra
   :root { --ink: #000; --soft: #333; --paper: #fff; --panel: #f2f2f2; --rule: #bbb;
     --link: #000; --warn: #fff; --warn-edge: #000; --differs: #e8e8e8; }
   @page { margin: 1.5cm; }
-  body { padding: 0; max-width: none; font-size: 10pt; }
+  html { font-size: 9.5pt; }  /* all other sizes are in rem */
+  body { padding: 0; max-width: none; font-size: 1rem; }
+  p, .warnings, figcaption { max-width: none; }
   nav, .skip, .sources, .files { display: none; }
   .scroll, .long, pre { overflow: visible; max-height: none; }
-  table { font-size: 6.8pt; }
-  th, td { padding: .15rem .25rem; }
+  table, .dense { font-size: 6.8pt; }
+  th, td, .dense th, .dense td { padding: .15rem .25rem; }
   td.number, th.number, .short { white-space: normal; }
+  .word { white-space: nowrap; }
+  .phrase, .prose { min-width: 7rem; }
   thead th { position: static; white-space: normal; }
   tr, figure, .sample .columns > div { break-inside: avoid; }
   h2, h3, .title { break-after: avoid; }

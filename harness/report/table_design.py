@@ -26,7 +26,7 @@ def design_tables(experiment: Experiment) -> list[Table]:
 def arms_table(experiment: Experiment) -> Table:
     """Part by part; what differs from the baseline is marked."""
     arms = experiment.arms + tuple(a for a in experiment.controls if a == "placebo")
-    leaves = {arm: _part_leaves(parts_of(experiment, arm)) for arm in arms}
+    leaves = {arm: part_leaves(parts_of(experiment, arm)) for arm in arms}
     tuned = {arm: set(chosen_settings(experiment, arm)) for arm in arms}
     paths = sorted({path for found in leaves.values() for path in found})
     reference = leaves[experiment.baseline]
@@ -95,7 +95,7 @@ def chosen_settings(experiment: Experiment, arm: str) -> Mapping[str, Any]:
     return {}
 
 
-def _part_leaves(parts: Mapping[str, Any]) -> dict[str, str]:
+def part_leaves(parts: Mapping[str, Any]) -> dict[str, str]:
     """Dotted path -> value; a part's own row holds its class."""
     return dict(_walk(parts, ""))
 

@@ -30,14 +30,14 @@ def score_tables(experiment: Experiment, scores: Sequence[TestScores]) -> list[T
     baseline = experiment.baseline
     others = [a for a in experiment.shown if a not in (baseline, "base")]
     trained = [a for a in experiment.shown if a != "base"]
-    paired = _paired_table(
+    paired = paired_table(
         "paired",
         f"Paired differences to {baseline}, by seed",
         scores,
         baseline,
         others,
     )
-    gain = _paired_table("gain", "Gain over the untrained base, by seed", scores, "base", trained)
+    gain = paired_table("gain", "Gain over the untrained base, by seed", scores, "base", trained)
     tables = [final_table(experiment, scores), paired]
     if "base" in experiment.controls:
         tables.append(gain)
@@ -73,7 +73,7 @@ def final_table(experiment: Experiment, scores: Sequence[TestScores]) -> Table:
     return by_arm(table, experiment.shown, lambda row: row[1]) if many else table
 
 
-def _paired_table(
+def paired_table(
     name: str,
     title: str,
     scores: Sequence[TestScores],
