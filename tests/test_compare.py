@@ -122,6 +122,12 @@ def test_the_same_arm_with_other_parts_is_named(pair: tuple[Path, Path], tmp_pat
         write_json(file, run)
     rows = table(compare([pair[0], other]), "specs").rows
     assert [list(row) for row in rows] == [["arm dapo.clip.clip_high", "0.28", "0.4"]]
+    without = relock(shutil.copytree(pair[0], tmp_path / "w"), name="w", arms=["ppo", "grpo"])
+    rows = table(compare([pair[0], without, other]), "specs").rows
+    assert [list(row) for row in rows] == [
+        ["arms", "ppo, grpo, dapo", "ppo, grpo", "ppo, grpo, dapo"],
+        ["arm dapo.clip.clip_high", "0.28", "–", "0.4"],
+    ]
 
 
 def test_a_copy_is_no_replication(pair: tuple[Path, Path], tmp_path: Path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,21 +11,13 @@ from harness.report.table_design import part_leaves, parts_of
 from harness.report.tables import NOTHING, Table, setting
 
 COLUMNS = 4  # experiments: of more, each has rows of its own, as columns would not fit
-ARM = "arm "
 ABSENT = object()
 NAMES = ("name", "question")  # of a spec: they decide nothing
 
 
 def specs_table(cases: Sequence[CaseResults]) -> Table:
     """Every setting, hash and part in which the experiments are not all alike."""
-    differing = list(_differing("", [_settings(case.experiment) for case in cases]))
-    # Parts of an arm that a single experiment has are no difference between two.
-    shared = Counter(arm for case in cases for arm in case.experiment.shown)
-    differing = [
-        (path, values)
-        for path, values in differing
-        if not path.startswith(ARM) or shared[path.removeprefix(ARM).partition(".")[0]] > 1
-    ]
+    differing = _all_differing(cases)
     records: list[dict[str, Any]] = [
         {"kind": path.partition(".")[0], "setting": path, "experiment": case.name, "value": value}
         for path, values in differing
@@ -58,14 +49,32 @@ def specs_table(cases: Sequence[CaseResults]) -> Table:
     )
 
 
-def _settings(one: Experiment) -> dict[str, Any]:
-    """What an experiment was: its spec, each arm's parts, and hashes of all that it read."""
+def _all_differing(cases: Sequence[CaseResults]) -> list[tuple[str, list[str]]]:
+    """(path, the value of each experiment); an arm's parts among the experiments that have it."""
+    found = list(_differing("", [_settings(case.experiment) for case in cases]))
+    parts = [_arms(case.experiment) for case in cases]
+    for arm in dict.fromkeys(arm for own in parts for arm in own):
+        holders = [place for place, own in enumerate(parts) if arm in own]
+        for path, values in _differing(f"arm {arm}", [parts[place][arm] for place in holders]):
+            row = [NOTHING] * len(cases)
+            for place, value in zip(holders, values, strict=True):
+                row[place] = value
+            found.append((path, row))
+    return found
+
+
+def _arms(one: Experiment) -> dict[str, Mapping[str, str]]:
+    """Each trained arm's parts, as they ran."""
     arms = (*one.arms, *(arm for arm in one.controls if arm == "placebo"))
+    return {arm: part_leaves(parts_of(one, arm)) for arm in arms}
+
+
+def _settings(one: Experiment) -> dict[str, Any]:
+    """What an experiment was: its spec, and hashes of all that it read."""
     hashes = {key: str(value)[:12] for key, value in (one.lock.get("hashes") or {}).items()}
     hashes.pop("spec", None)  # it differs wherever anything else does, and with the name
     return {
         **{key: value for key, value in one.spec.items() if key not in NAMES},
-        **{f"{ARM}{arm}": part_leaves(parts_of(one, arm)) for arm in arms},
         "sha256": hashes,
     }
 
